@@ -1,0 +1,50 @@
+"""Units, identifiers and errors shared by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import StrEnum
+from typing import TypeAlias
+
+Ns: TypeAlias = int
+"""A point in simulated time, or a span of it, in integer nanoseconds."""
+
+BlockId: TypeAlias = int
+SeqId: TypeAlias = Hashable
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+
+class KvsimError(Exception):
+    """Base of every error a user can cause; its text names the culprit, the value and the cure."""
+
+
+class ScenarioError(KvsimError):
+    """A scenario, a command line value or an input file cannot be used."""
+
+
+class AllocatorError(KvsimError):
+    """A caller broke the allocator's contract (unknown sequence, double free, write into a shared full block)."""
+
+
+class OutOfBlocks(AllocatorError):
+    """A command needed more blocks than are free; nothing was changed."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"needs {needed} blocks, {free} are free")
+        self.needed = needed
+        self.free = free
+
+
+class LawViolation(AssertionError):
+    """A law of the memory or of the engine does not hold; the text begins with the law's number."""
+
+
+class AllocStatus(StrEnum):
+    """Answer to "can this sequence get its memory": now, later, or never (the pool is too small)."""
+
+    OK = "OK"
+    LATER = "LATER"
+    NEVER = "NEVER"
