@@ -1,0 +1,43 @@
+"""Columns of integers that grow row by row and cost eight bytes a number."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+CHUNK_ROWS = 4096
+
+
+class RowTable:
+    """Rows of integers under named columns; kept as numpy chunks, or only passed on to `on_chunk`.
+
+    `append` is the bound append of a list: a row costs one tuple. Call `flush_if_full` now and then.
+    """
+
+    def __init__(self, names: tuple[str, ...], *, keep: bool = True) -> None:
+        self.names = names
+        self.keep = keep
+        self.rows: list[tuple[int, ...]] = []
+        self.chunks: list[IntArray] = []
+
+    def take_chunk(self) -> IntArray | None:
+        """The pending rows as a matrix (rows x columns), None if there are none; kept if the table keeps rows."""
+        if not self.rows:
+            return None
+        chunk = np.array(self.rows, dtype=np.int64)
+        self.rows.clear()
+        if self.keep:
+            self.chunks.append(chunk)
+        return chunk
+
+    def matrix(self) -> IntArray:
+        """All kept rows (rows x columns); call `take_chunk` first."""
+        if not self.chunks:
+            return np.empty((0, len(self.names)), dtype=np.int64)
+        if len(self.chunks) > 1:
+            self.chunks = [np.concatenate(self.chunks)]
+        return self.chunks[0]

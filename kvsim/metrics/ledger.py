@@ -1,0 +1,209 @@
+"""The memory ledger: where every slot of the KV capacity is, at every step.
+
+Each part is counted on its own and none is "the rest"; that they sum to the capacity is law 12, checked at
+every step. The counts move with the events of a plan (admissions, growth, releases) and with the number of
+tokens it stores, so a step costs O(events), not O(running sequences).
+
+Sequences are counted logically (each for itself); what sharing saves is taken off by the allocator's count of
+table entries that name a block more than once. That is exact as long as only full blocks are shared; while a
+partial tail is shared (between a fork and its first write) the ledger recounts block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvsim.memory.interface import KVAllocator
+from kvsim.request import Sequence
+from kvsim.scheduling.interface import Scheduler
+from kvsim.scheduling.plan import StepOutcome, StepPlan
+from kvsim.types import LawViolation
+
+
+class Parts(NamedTuple):
+    """The six parts of the KV capacity, in slots."""
+
+    token_states: int
+    reserved: int
+    internal_frag: int
+    external_frag: int
+    cached_idle: int
+    free: int
+
+
+class Correction(NamedTuple):
+    """Hindsight: `num_slots` counted as reserved over steps `first .. last - 1` were never filled."""
+
+    first: int
+    last: int
+    duration_ns: int
+    """What those steps took together."""
+    saturated_ns: int
+    """The part of it in which a request waited."""
+    num_slots: int
+
+
+class _Held:
+    """What the ledger remembers of one sequence with a table."""
+
+    __slots__ = ("over", "since_ns", "since_saturated_ns", "since_step", "slots", "stored")
+
+    def __init__(self, slots: int, over: int, stored: int) -> None:
+        self.slots = slots
+        self.over = over
+        """Slots beyond its final length: never to be filled."""
+        self.stored = stored
+        """Stored tokens when it was last moved to the host (swap)."""
+        self.since_step = 0
+        self.since_ns = 0
+        self.since_saturated_ns = 0
+
+
+class Ledger:
+    """Counts the six parts of one scheduler's memory. Reads the scheduler; never changes it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.allocator: KVAllocator = scheduler.allocator
+        self.block_size = self.allocator.block_size
+        self.capacity = self.allocator.num_blocks * self.block_size
+        self.corrections: list[Correction] = []
+        self.num_steps = 0
+        self.elapsed_ns = 0
+        """Time covered by the steps measured so far."""
+        self.saturated_ns = 0
+        """The part of it in which a request waited."""
+        self._held: dict[int, _Held] = {}
+        self._swapped: dict[int, int] = {}
+        self._stored = 0
+        self._slots = 0
+        self._over = 0
+        self._must_recount = getattr(self.allocator, "sliding_window", None) is not None
+
+    def measure(self, plan: StepPlan) -> Parts:
+        """The parts while the step runs: its allocations made, its tokens counted as stored."""
+        for preemption in plan.preempted:
+            self._release(preemption.seq, preemption.num_stored_tokens)
+            if preemption.is_swap:
+                self._swapped[preemption.seq.seq_id] = preemption.num_stored_tokens
+        for admission in plan.admitted:
+            self._hold(admission.seq, admission.num_hit_tokens)
+        for seq in plan.resumed:
+            self._hold(seq, self._swapped.pop(seq.seq_id))
+        for seq in plan.grown:
+            self._regrow(seq)
+        shape = plan.shape
+        self._stored += shape.num_decodes
+        for _, num_tokens in shape.prefills:
+            self._stored += num_tokens
+        return self._parts(plan)
+
+    def on_step(self, duration_ns: int, is_saturated: bool) -> None:
+        """The measured step took this long."""
+        self.num_steps += 1
+        self.elapsed_ns += duration_ns
+        if is_saturated:
+            self.saturated_ns += duration_ns
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
+        for fork in outcome.forks:
+            self._hold(fork.child, fork.child.num_computed_tokens)
+        for seq in outcome.ended:
+            self._release(seq, seq.num_computed_tokens)
+        for seq in outcome.pruned:
+            self._end_early(seq)
+
+    def on_abort(self, sequences: Iterable[Sequence]) -> None:
+        """Aborted sequences: their final length is what they had stored (hindsight)."""
+        for seq in sequences:
+            self._end_early(seq)
+
+    def _hold(self, seq: Sequence, num_stored: int) -> None:
+        slots = self.allocator.num_slots(seq.seq_id)
+        held = _Held(slots, max(0, slots - seq.final_len), num_stored)
+        self._held[seq.seq_id] = held
+        self._stored += num_stored
+        self._slots += slots
+        self._over += held.over
+        self._mark(held)
+
+    def _regrow(self, seq: Sequence) -> None:
+        held = self._held[seq.seq_id]
+        slots = self.allocator.num_slots(seq.seq_id)
+        if slots == held.slots:
+            return
+        over = slots - seq.final_len
+        if over < 0:
+            over = 0
+        self._slots += slots - held.slots
+        self._over += over - held.over
+        held.slots = slots
+        held.over = over
+        self._mark(held)
+
+    def _mark(self, held: _Held) -> None:
+        held.since_step = self.num_steps
+        held.since_ns = self.elapsed_ns
+        held.since_saturated_ns = self.saturated_ns
+
+    def _release(self, seq: Sequence, num_stored: int) -> _Held | None:
+        held = self._held.pop(seq.seq_id, None)
+        if held is not None:
+            self._stored -= num_stored
+            self._slots -= held.slots
+            self._over -= held.over
+        return held
+
+    def _end_early(self, seq: Sequence) -> None:
+        self._swapped.pop(seq.seq_id, None)
+        held = self._release(seq, seq.num_computed_tokens)
+        if held is None:
+            return
+        never_filled = held.slots - held.over - seq.num_computed_tokens
+        if never_filled > 0:
+            self.corrections.append(
+                Correction(
+                    held.since_step,
+                    self.num_steps,
+                    self.elapsed_ns - held.since_ns,
+                    self.saturated_ns - held.since_saturated_ns,
+                    never_filled,
+                )
+            )
+
+    def _parts(self, plan: StepPlan) -> Parts:
+        usage = self.allocator.usage()
+        token_states = self._stored - (usage.num_logical - usage.num_used) * self.block_size
+        reserved = self._slots - self._over - self._stored
+        internal = self._over
+        free = usage.num_free * self.block_size
+        external = usage.num_rounding_slots
+        if plan.waits_for_memory and usage.num_rounding_slots + plan.head_slots <= free:
+            external += free
+            free = 0
+        return Parts(token_states, reserved, internal, external, usage.num_cached_idle * self.block_size, free)
+
+
+def recount(scheduler: Scheduler) -> tuple[int, int, int]:
+    """Token states, reserved and internal slots counted block by block: the oracle of the incremental ledger."""
+    allocator, size = scheduler.allocator, scheduler.allocator.block_size
+    filled: dict[int, int] = {}
+    wanted: dict[int, int] = {}
+    for seq in scheduler.live_sequences():
+        if not allocator.has_table(seq.seq_id):
+            continue
+        for index, block_id in enumerate(allocator.block_table(seq.seq_id)):
+            start = index * size
+            filled[block_id] = max(filled.get(block_id, 0), min(size, seq.num_computed_tokens - start))
+            wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
+    token_states = sum(filled.values())
+    reserved = sum(max(0, wanted[block_id] - fill) for block_id, fill in filled.items())
+    return token_states, reserved, len(filled) * size - token_states - reserved
+
+
+def check_parts(parts: Parts, capacity: int, step: int) -> None:
+    """Law 12. Raises LawViolation."""
+    if min(parts) < 0 or sum(parts) != capacity:
+        raise LawViolation(f"law 12: step {step}: ledger parts {parts} sum to {sum(parts)}, capacity is {capacity}")

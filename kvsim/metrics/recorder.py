@@ -1,0 +1,538 @@
+"""The recorder: turns plans and outcomes into columns. It derives nothing that a summary can derive later.
+
+Gaps between tokens (ITL) cost nothing per token. All running decodes emit at every decode tick, so the gap
+between two ticks counts as often as tokens were emitted at the later one; only sequences whose first decode
+follows a prefill, a pause or a skipped step have a gap of their own, and those are events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable
+from kvsim.metrics.ledger import Ledger, Parts, check_parts, recount
+from kvsim.request import Request, Sequence, Status
+from kvsim.scheduling.interface import Scheduler
+from kvsim.scheduling.plan import Admission, PrefillChunk, StepOutcome, StepPlan
+from kvsim.types import LawViolation, Ns
+
+STEP_FIELDS = (
+    "start_ns",
+    "duration_ns",
+    "num_running",
+    "num_waiting",
+    "num_swapped",
+    "num_prefill_tokens",
+    "num_decode_tokens",
+    "num_preempted",
+    "used_blocks",
+    "token_states",
+    "reserved",
+    "internal_frag",
+    "external_frag",
+    "cached_idle",
+    "free",
+    "num_copies",
+    "swapped_out_blocks",
+    "swapped_in_blocks",
+    "prefix_hit_tokens",
+    "evicted_blocks",
+    "num_sequences",
+    "num_table_updates",
+    "num_table_rows",
+    "num_table_entries",
+    "allocated_slots",
+    "largest_hole",
+    "logical_blocks",
+)
+STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
+
+NEVER = -1
+"""A time that did not come."""
+
+NOT_ARRIVED = "not_arrived"
+"""Status of requests that the horizon cut off before they arrived."""
+
+
+class RequestLog:
+    """What happened to one request; times in ns, `NEVER` where it did not happen."""
+
+    __slots__ = (
+        "finish_ns",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "num_cow_copies",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_recomputed_tokens",
+        "peak_blocks",
+        "prefix_hit_tokens",
+        "reason",
+        "request",
+        "sequences",
+        "status",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.status = Status.WAITING
+        self.reason = ""
+        self.first_scheduled_ns = NEVER
+        self.first_token_ns = NEVER
+        self.finish_ns = NEVER
+        self.num_output_tokens = 0
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.num_cow_copies = 0
+        self.peak_blocks = 0
+        self.sequences: list[Sequence] | None = None
+        """Its sequences with tables, once it has forked."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters of a run."""
+
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_cow_copies: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_evicted_blocks: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    block_table_updates: int = 0
+    block_table_rows: int = 0
+    peak_table_entries: int = 0
+    num_emitted_tokens: int = 0
+    num_steps: int = 0
+    running_peak: int = 0
+    num_moved_slots: int = 0
+
+
+@dataclass(slots=True)
+class Integrals:
+    """Sums over steps of (value x duration in ns): time-weighted means are these over the elapsed time."""
+
+    elapsed_ns: int = 0
+    parts: list[int] = field(default_factory=lambda: [0] * 6)
+    saturated_ns: int = 0
+    saturated_parts: list[int] = field(default_factory=lambda: [0] * 6)
+    running: int = 0
+    sequences: int = 0
+    waiting: int = 0
+    allocated_slots: int = 0
+    logical_blocks: int = 0
+    used_blocks: int = 0
+    hole_share: float = 0.0
+    """Sum of (1 - largest hole / free) x duration where something is free (contiguous memory)."""
+    hole_ns: int = 0
+
+
+class Recorder:
+    """Observes one run. `record` names the tables kept: a subset of {"steps", "requests"}."""
+
+    def __init__(
+        self, scheduler: Scheduler, *, record: Iterable[str] = ("steps", "requests"), check: bool = False
+    ) -> None:
+        kept = frozenset(record)
+        self.scheduler = scheduler
+        self.ledger = Ledger(scheduler)
+        self.capacity = self.ledger.capacity
+        self.check = check
+        self.keeps_requests = "requests" in kept
+        self.steps = RowTable(STEP_FIELDS, keep="steps" in kept)
+        self.totals = Totals()
+        self.integrals = Integrals()
+        self.live: dict[str, RequestLog] = {}
+        self.ended = EndedRequests(keep_rows=self.keeps_requests)
+        self.gaps = Gaps()
+        self._high_water: dict[int, int] = {}
+        self._parts: Parts | None = None
+        self._num_evicted = 0
+        self._block_size = scheduler.allocator.block_size
+        self.table_entry_bytes = 4
+
+    def shared_slot_integral(self) -> int:
+        """Slots that sharing saved, summed over time (slots x ns): logical entries that name a block again."""
+        return (self.integrals.logical_blocks - self.integrals.used_blocks) * self._block_size
+
+    def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
+        """A request arrived; `reason` says why it was rejected."""
+        log = RequestLog(request)
+        if reason is None:
+            self.live[request.request_id] = log
+        else:
+            self._end(log, Status.REJECTED, reason, now)
+
+    def on_abort(self, request_id: str, sequences: tuple[Sequence, ...], now: Ns) -> None:
+        """A client gave up; its sequences (settled) have lost their tables."""
+        self.ledger.on_abort(sequences)
+        log = self.live.pop(request_id, None)
+        if log is None:
+            return
+        for seq in sequences:
+            log.num_output_tokens += seq.num_output_tokens
+            self.gaps.on_stop(seq)
+            self._high_water.pop(seq.seq_id, None)
+        self._end(log, Status.ABORTED, "aborted by the client", now)
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        """The step begins: measure memory and note what the plan decided."""
+        self._parts = self.ledger.measure(plan)
+        for rejection in plan.rejected:
+            log = self.live.pop(rejection.seq.request.request_id, None)
+            if log is not None:
+                log.num_output_tokens = rejection.seq.num_output_tokens
+                self.gaps.on_stop(rejection.seq)
+                self._end(log, Status.REJECTED, rejection.reason, now)
+        for preemption in plan.preempted:
+            self._on_preempted(preemption.seq, preemption.num_stored_tokens, preemption.is_swap)
+        for admission in plan.admitted:
+            self._on_admitted(admission, now)
+        if self._high_water:
+            for chunk in plan.prefills:
+                self._on_chunk(chunk)
+        for seq in plan.resumed:
+            self.gaps.on_resume(seq)
+            self._on_grown(seq)
+        for seq in plan.grown:
+            self._on_grown(seq)
+        if plan.copies:
+            self._on_copies(plan)
+        if plan.skipped:
+            self.gaps.on_skipped(plan.skipped)
+        if self.check:
+            self._check(plan)
+
+    def _on_preempted(self, seq: Sequence, num_stored: int, is_swap: bool) -> None:
+        self.totals.num_preemptions += 1
+        self.live[seq.request.request_id].num_preemptions += 1
+        self.gaps.on_pause(seq)
+        if not is_swap:
+            seq_id = seq.seq_id
+            if num_stored > self._high_water.get(seq_id, 0):
+                self._high_water[seq_id] = num_stored
+
+    def _on_admitted(self, admission: Admission, now: Ns) -> None:
+        seq = admission.seq
+        log = self.live[seq.request.request_id]
+        if log.first_scheduled_ns == NEVER:
+            log.first_scheduled_ns = now
+        if not admission.is_resumed:
+            log.prefix_hit_tokens += admission.num_hit_tokens
+            self.totals.prefix_cache_hits += admission.num_hit_tokens
+            self.totals.prefix_cache_queries += seq.prompt_len
+        self._on_grown(seq)
+
+    def _on_chunk(self, chunk: PrefillChunk) -> None:
+        stored_before = self._high_water.get(chunk.seq.seq_id, 0)
+        again = min(chunk.start + chunk.num_tokens, stored_before) - chunk.start
+        if again > 0:
+            self.totals.num_recomputed_tokens += again
+            self.live[chunk.seq.request.request_id].num_recomputed_tokens += again
+
+    def _on_grown(self, seq: Sequence) -> None:
+        log = self.live[seq.request.request_id]
+        if log.sequences is None:
+            num_blocks = self.scheduler.allocator.num_slots(seq.seq_id) // self._block_size
+        else:
+            tables = (self.scheduler.allocator.block_table(s.seq_id) for s in log.sequences)
+            num_blocks = len({block_id for table in tables for block_id in table})
+        if num_blocks > log.peak_blocks:
+            log.peak_blocks = num_blocks
+
+    def _on_copies(self, plan: StepPlan) -> None:
+        copied = {copy.dst for copy in plan.copies}
+        for seq in plan.grown:
+            if self.scheduler.allocator.block_table(seq.seq_id)[-1] in copied:
+                self.live[seq.request.request_id].num_cow_copies += 1
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
+        """The step is over and its tokens are out."""
+        duration_ns = end_ns - start_ns
+        self._append_row(plan, start_ns, duration_ns)
+        self.ledger.on_step(duration_ns, plan.num_waiting > 0)
+        self.ledger.on_outcome(outcome)
+        self.totals.num_emitted_tokens += outcome.num_emitted_tokens
+        self.gaps.on_step(plan, outcome, end_ns)
+        for fork in outcome.forks:
+            self._on_fork(fork.parent, fork.child)
+        for seq in outcome.started:
+            log = self.live[seq.request.request_id]
+            if log.first_token_ns == NEVER:
+                log.first_token_ns = end_ns
+        for seq in outcome.ended:
+            self._on_sequence_end(seq)
+        for seq in outcome.pruned:
+            self._on_sequence_end(seq)
+        for request_id in outcome.finished_requests:
+            self._end(self.live.pop(request_id), Status.FINISHED, "", end_ns)
+
+    def _append_row(self, plan: StepPlan, start_ns: Ns, duration_ns: Ns) -> None:
+        parts, shape, usage = self._parts, plan.shape, self.scheduler.allocator.usage()
+        assert parts is not None
+        if sum(parts) != self.capacity or min(parts) < 0:
+            check_parts(parts, self.capacity, self.totals.num_steps)
+        num_hits = 0
+        for admission in plan.admitted:
+            num_hits += admission.num_hit_tokens
+        totals = self.totals
+        totals.num_steps += 1
+        if plan.num_running > totals.running_peak:
+            totals.running_peak = plan.num_running
+        totals.num_cow_copies += shape.num_copies
+        self.steps.rows.append(
+            (
+                start_ns,
+                duration_ns,
+                plan.num_running,
+                plan.num_waiting,
+                plan.num_swapped,
+                shape.num_prefill_tokens,
+                shape.num_decodes,
+                len(plan.preempted),
+                usage.num_used,
+                *parts,
+                shape.num_copies,
+                shape.num_swapped_out_blocks,
+                shape.num_swapped_in_blocks,
+                num_hits,
+                usage.num_evicted - self._num_evicted,
+                plan.num_sequences,
+                shape.num_table_updates,
+                shape.num_table_rows,
+                shape.num_table_entries,
+                usage.num_used * self._block_size,
+                usage.largest_hole,
+                usage.num_logical,
+            )
+        )
+        self._num_evicted = usage.num_evicted
+        if len(self.steps.rows) >= CHUNK_ROWS:
+            self.flush()
+
+    def _on_fork(self, parent: Sequence, child: Sequence) -> None:
+        log = self.live[parent.request.request_id]
+        if log.sequences is None:
+            log.sequences = [parent]
+        log.sequences.append(child)
+
+    def _on_sequence_end(self, seq: Sequence) -> None:
+        log = self.live[seq.request.request_id]
+        log.num_output_tokens += seq.num_output_tokens
+        if log.sequences is not None:
+            log.sequences.remove(seq)
+        self._high_water.pop(seq.seq_id, None)
+
+    def _end(self, log: RequestLog, status: Status, reason: str, now: Ns) -> None:
+        log.status = status
+        log.reason = reason
+        log.finish_ns = now
+        log.sequences = None
+        self.ended.add(log, status)
+
+    def _check(self, plan: StepPlan) -> None:
+        self.scheduler.allocator.audit()
+        assert self._parts is not None
+        if self._parts[:3] != recount(self.scheduler):
+            raise LawViolation(
+                f"law 12: step {plan.step}: incremental ledger {self._parts[:3]}, recounted {recount(self.scheduler)}"
+            )
+
+    def flush(self) -> None:
+        """Fold the pending rows into the integrals and counters."""
+        chunk = self.steps.take_chunk()
+        if chunk is not None:
+            self._integrate(chunk)
+
+    def _integrate(self, chunk: IntArray) -> None:
+        def column(name: str) -> IntArray:
+            values: IntArray = chunk[:, STEP_COLUMN[name]]
+            return values
+
+        sums, totals = self.integrals, self.totals
+        duration = column("duration_ns")
+        saturated = np.where(column("num_waiting") > 0, duration, 0)
+        sums.elapsed_ns += int(duration.sum())
+        sums.saturated_ns += int(saturated.sum())
+        first = STEP_COLUMN["token_states"]
+        for index in range(6):
+            sums.parts[index] += int(duration @ chunk[:, first + index])
+            sums.saturated_parts[index] += int(saturated @ chunk[:, first + index])
+        sums.running += int(duration @ column("num_running"))
+        sums.sequences += int(duration @ column("num_sequences"))
+        sums.waiting += int(duration @ column("num_waiting"))
+        sums.allocated_slots += int(duration @ column("allocated_slots"))
+        sums.logical_blocks += int(duration @ column("logical_blocks"))
+        sums.used_blocks += int(duration @ column("used_blocks"))
+        totals.num_swapped_out_blocks += int(column("swapped_out_blocks").sum())
+        totals.num_swapped_in_blocks += int(column("swapped_in_blocks").sum())
+        totals.num_evicted_blocks += int(column("evicted_blocks").sum())
+        totals.block_table_updates += int(column("num_table_updates").sum())
+        totals.block_table_rows += int(column("num_table_rows").sum())
+        totals.peak_table_entries = max(totals.peak_table_entries, int(column("num_table_entries").max()))
+
+    def close(self, not_arrived: Iterable[Request] = ()) -> None:
+        """The run is over: list what it left unfinished, fold what is pending, and apply hindsight."""
+        self._close_requests(not_arrived)
+        self.flush()
+        self._apply_hindsight()
+
+    def _close_requests(self, not_arrived: Iterable[Request]) -> None:
+        rank = {Status.WAITING: 0, Status.SWAPPED: 1, Status.RUNNING: 2}
+        for seq in self.scheduler.live_sequences():
+            log = self.live[seq.request.request_id]
+            log.num_output_tokens += seq.num_output_tokens
+            if rank[seq.status] > rank[log.status]:
+                log.status = seq.status
+        for log in self.live.values():
+            self.ended.add(log, log.status)
+        self.live.clear()
+        for request in not_arrived:
+            self.ended.add(RequestLog(request), NOT_ARRIVED)
+
+    def _apply_hindsight(self) -> None:
+        for correction in self.ledger.corrections:
+            amount = correction.num_slots
+            for parts, span in (
+                (self.integrals.parts, correction.duration_ns),
+                (self.integrals.saturated_parts, correction.saturated_ns),
+            ):
+                parts[1] -= amount * span
+                parts[2] += amount * span
+        if self.steps.keep and self.ledger.corrections:
+            matrix = self.steps.matrix()
+            reserved, internal = STEP_COLUMN["reserved"], STEP_COLUMN["internal_frag"]
+            for correction in self.ledger.corrections:
+                matrix[correction.first : correction.last, reserved] -= correction.num_slots
+                matrix[correction.first : correction.last, internal] += correction.num_slots
+
+
+class Gaps:
+    """Inter-token gaps as (value in ns, how often)."""
+
+    def __init__(self) -> None:
+        self.table = RowTable(("gap_ns", "count"))
+        self._last_tick_ns = NEVER
+        self._fresh: dict[int, Ns] = {}
+        """Decoding sequences whose next token follows an emission that was not the last tick."""
+        self._paused: dict[int, Ns] = {}
+        """Preempted sequences that had emitted: the time of their last token."""
+
+    def on_pause(self, seq: Sequence) -> None:
+        """A preempted sequence keeps the time of its last token; one that had none, or is still paused, has no news."""
+        last = self._fresh.pop(seq.seq_id, None)
+        if seq.num_output_tokens > 0 and seq.seq_id not in self._paused:
+            self._paused[seq.seq_id] = self._last_tick_ns if last is None else last
+
+    def on_resume(self, seq: Sequence) -> None:
+        """A swapped sequence decodes again without a prefill."""
+        paused_ns = self._paused.pop(seq.seq_id, None)
+        if paused_ns is not None:
+            self._fresh[seq.seq_id] = paused_ns
+
+    def on_stop(self, seq: Sequence) -> None:
+        self._fresh.pop(seq.seq_id, None)
+        self._paused.pop(seq.seq_id, None)
+
+    def on_skipped(self, skipped: tuple[Sequence, ...]) -> None:
+        for seq in skipped:
+            self._fresh.setdefault(seq.seq_id, self._last_tick_ns)
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
+        if plan.is_decode_tick:
+            self._on_tick(plan, outcome, end_ns)
+        if outcome.started:
+            self._on_started(outcome, end_ns)
+        for seq in outcome.pruned:
+            self.on_stop(seq)
+
+    def _on_tick(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
+        num_regular = outcome.num_emitted_tokens - len(outcome.started)
+        rows = self.table.rows
+        if self._fresh:
+            kept = {seq.seq_id: self._fresh[seq.seq_id] for seq in plan.skipped}
+            for seq_id, start_ns in self._fresh.items():
+                if seq_id not in kept:
+                    rows.append((end_ns - start_ns, 1))
+                    num_regular -= 1
+            self._fresh = kept
+        if num_regular > 0:
+            rows.append((end_ns - self._last_tick_ns, num_regular))
+        self._last_tick_ns = end_ns
+        if len(rows) >= CHUNK_ROWS:
+            self.table.take_chunk()
+
+    def _on_started(self, outcome: StepOutcome, end_ns: Ns) -> None:
+        for seq in outcome.started:
+            paused_ns = self._paused.pop(seq.seq_id, None)
+            if paused_ns is not None:
+                self.table.rows.append((end_ns - paused_ns, 1))
+            self._fresh[seq.seq_id] = end_ns
+        for fork in outcome.forks:
+            if fork.parent.seq_id in self._fresh:
+                self._fresh[fork.child.seq_id] = end_ns
+        for seq in outcome.ended:
+            self._fresh.pop(seq.seq_id, None)
+
+
+class EndedRequests:
+    """Finished, rejected and aborted requests as columns of integers, with their texts beside them."""
+
+    FIELDS = (
+        "arrival_ns",
+        "prompt_tokens",
+        "output_tokens",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "finish_ns",
+        "num_preemptions",
+        "recomputed_tokens",
+        "prefix_hit_tokens",
+        "num_cow_copies",
+        "peak_blocks",
+        "priority",
+        "longest_output",
+    )
+
+    def __init__(self, *, keep_rows: bool) -> None:
+        self.keep_rows = keep_rows
+        self.table = RowTable(self.FIELDS)
+        self.request_ids: list[str] = []
+        self.statuses: list[str] = []
+        self.reasons: list[str] = []
+        self.count: dict[str, int] = {}
+
+    def add(self, log: RequestLog, status: str) -> None:
+        request = log.request
+        status = str(status)
+        self.count[status] = self.count.get(status, 0) + 1
+        if self.keep_rows:
+            self.request_ids.append(request.request_id)
+            self.reasons.append(log.reason)
+        self.statuses.append(status)
+        longest = max(request.sample_lens) if request.sample_lens else request.output_len
+        self.table.rows.append(
+            (
+                request.arrival_ns,
+                request.prompt_len,
+                log.num_output_tokens,
+                log.first_scheduled_ns,
+                log.first_token_ns,
+                log.finish_ns,
+                log.num_preemptions,
+                log.num_recomputed_tokens,
+                log.prefix_hit_tokens,
+                log.num_cow_copies,
+                log.peak_blocks,
+                request.priority,
+                longest,
+            )
+        )
+        if len(self.table.rows) >= CHUNK_ROWS:
+            self.table.take_chunk()

@@ -1,0 +1,128 @@
+"""The engine as a SimPy process: one event per iteration, integer nanoseconds.
+
+Arrivals need no events of their own: they are known or follow from completions, so the server takes those that
+are due before it plans. An arrival at instant T is seen by the schedule made at T.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import simpy
+
+from kvsim.cost.interface import CostModel
+from kvsim.request import Sequence
+from kvsim.scheduling.interface import Scheduler
+from kvsim.scheduling.plan import StepOutcome, StepPlan
+from kvsim.types import KvsimError, Ns
+from kvsim.workload.source import Source
+
+
+class Observer(Protocol):
+    """Sees a run go by; must not change it."""
+
+    def on_submit(self, request: Any, reason: str | None, now: Ns) -> None: ...
+
+    def on_abort(self, request_id: str, sequences: tuple[Sequence, ...], now: Ns) -> None: ...
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None: ...
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None: ...
+
+
+class Deadlock(KvsimError):
+    """Work is left, nothing can run, and nothing is to come."""
+
+
+class Server:
+    """Runs a scheduler on a clock until the source is dry and nothing is left to do."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        cost: CostModel,
+        source: Source,
+        observers: tuple[Observer, ...],
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.cost = cost
+        self.source = source
+        self.observers = observers
+        self.num_submitted = 0
+        self._aborts: list[tuple[Ns, int, str]] = []
+
+    def run(self) -> Generator[simpy.Event, None, None]:
+        """The loop: take what is due, plan, let the step's time pass, apply it."""
+        env, scheduler = self.env, self.scheduler
+        schedule, complete, step_ns = scheduler.schedule, scheduler.complete, self.cost.step_ns
+        on_plan = [observer.on_plan for observer in self.observers]
+        on_step = [observer.on_step for observer in self.observers]
+        while True:
+            start_ns = int(env.now)
+            self.take_due(start_ns)
+            if not scheduler.has_work:
+                wake_ns = self.source.next_ns()
+                if wake_ns is None:
+                    return
+                yield env.timeout(wake_ns - start_ns)
+                continue
+            plan = schedule(start_ns)
+            for notify in on_plan:
+                notify(plan, start_ns)
+            if plan.is_empty and not plan.preempted and not plan.rejected:
+                yield env.timeout(self._next_event_ns() - start_ns)
+                continue
+            yield env.timeout(step_ns(plan.shape))
+            outcome = complete(plan)
+            end_ns = int(env.now)
+            for notify_step in on_step:
+                notify_step(plan, outcome, start_ns, end_ns)
+            for request_id in outcome.finished_requests:
+                self.source.on_end(request_id, end_ns)
+            for rejection in plan.rejected:
+                self.source.on_end(rejection.seq.request.request_id, end_ns)
+
+    def take_due(self, now: Ns) -> None:
+        """Deliver the arrivals and aborts whose time has come, arrivals first."""
+        next_ns = self.source.next_ns()
+        while next_ns is not None and next_ns <= now:
+            for request in self.source.take_due(now):
+                self._submit(request, now)
+            next_ns = self.source.next_ns()
+        while self._aborts and self._aborts[0][0] <= now:
+            _, _, request_id = heapq.heappop(self._aborts)
+            self._abort(request_id, now)
+
+    def _submit(self, request: Any, now: Ns) -> None:
+        rejection = self.scheduler.submit(request)
+        reason = None if rejection is None else rejection.reason
+        for observer in self.observers:
+            observer.on_submit(request, reason, now)
+        self.num_submitted += 1
+        if rejection is not None:
+            self.source.on_end(request.request_id, now)
+        elif request.abort_ns is not None:
+            heapq.heappush(self._aborts, (request.abort_ns, self.num_submitted, request.request_id))
+
+    def _abort(self, request_id: str, now: Ns) -> None:
+        sequences = self.scheduler.abort(request_id)
+        if sequences:
+            for observer in self.observers:
+                observer.on_abort(request_id, sequences, now)
+            self.source.on_end(request_id, now)
+
+    def _next_event_ns(self) -> Ns:
+        """When something can change although nothing runs: the next arrival or abort. Raises Deadlock."""
+        times = [self._aborts[0][0]] if self._aborts else []
+        arrival_ns = self.source.next_ns()
+        if arrival_ns is not None:
+            times.append(arrival_ns)
+        if not times:
+            raise Deadlock(
+                f"nothing can run and nothing is to come, yet requests are left: {self.scheduler.describe_block()}"
+            )
+        return min(times)
