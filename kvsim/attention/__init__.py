@@ -2,5 +2,6 @@
 
 from kvsim.attention.dense import dense_attention
 from kvsim.attention.paged import paged_attention, paged_attention_loop
+from kvsim.attention.replay import Replay
 
-__all__ = ["dense_attention", "paged_attention", "paged_attention_loop"]
+__all__ = ["Replay", "dense_attention", "paged_attention", "paged_attention_loop"]

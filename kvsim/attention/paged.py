@@ -108,12 +108,12 @@ def paged_attention(
     queries = _pad_queries(q, rows, columns, (num_seqs, max_queries, num_kv_heads, group, head_dim))
     query_positions = (seq_lens - query_lens)[:, None] + np.arange(max_queries)[None, :]
     key_positions = np.arange(-(-int(seq_lens.max()) // k_pool.shape[1]) * k_pool.shape[1])
-    is_query: Array = np.arange(max_queries)[None, :] < query_lens[:, None]
+    is_query: Array = np.less(np.arange(max_queries)[None, :], query_lens[:, None])
     mask = is_visible(query_positions[:, :, None], key_positions[None, None, :], sliding_window)
     mask = mask & is_query[:, :, None]
 
     tables = _pad_tables(block_tables, len(key_positions) // k_pool.shape[1], len(k_pool))
-    is_read = mask.any(axis=1)[:, :, None, None]
+    is_read: Array = np.any(mask, axis=1, keepdims=True).reshape(num_seqs, -1, 1, 1)
     keys = _gather(k_pool, tables, is_read, queries.dtype)
     values = _gather(v_pool, tables, is_read, queries.dtype)
     scores = np.einsum("sqgnd,skgd->sgnqk", queries, keys, optimize=True)
