@@ -123,6 +123,8 @@ class StepPlan(NamedTuple):
     waits_for_memory: bool = False
     head_slots: int = 0
     """Slots the refused head of the queue asks for (contiguous: to tell a hole from a shortage)."""
+    released: tuple[Sequence, ...] = ()
+    """Static batching: ended sequences whose retained memory an abort freed since the last step."""
 
     @property
     def is_empty(self) -> bool:
@@ -150,3 +152,7 @@ class StepOutcome(NamedTuple):
     """Beams that were dropped: freed before their time."""
     forks: tuple[Fork, ...] = ()
     finished_requests: tuple[str, ...] = ()
+    retained: tuple[Sequence, ...] = ()
+    """Static batching: those of `ended` that keep their memory until the batch ends (all of it unread from now on)."""
+    released: tuple[Sequence, ...] = ()
+    """Static batching: sequences retained in earlier steps whose memory is free now, for the batch has ended."""
