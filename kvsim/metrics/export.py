@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from kvsim.metrics.columns import IntArray
+from kvsim.metrics.percentiles import FloatArray
 from kvsim.metrics.recorder import NEVER, STEP_COLUMN, EndedRequests, Recorder
+from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
 STEP_COLUMNS = (
@@ -67,68 +69,71 @@ REQUEST_COLUMNS = (
 
 UTILIZATION_DIGITS = 6
 
-TextColumn = list[str]
+Column: TypeAlias = IntArray | FloatArray | list[str]
+"""Integers, floats (NaN: nothing to say), or texts."""
 
 
-def step_texts(recorder: Recorder) -> dict[str, TextColumn]:
-    """The step table as text, column by column; call after `recorder.close()`."""
+def step_columns(recorder: Recorder) -> dict[str, Column]:
+    """The step table, column by column; call after `recorder.close()`."""
     matrix = recorder.steps.matrix()
-    columns: dict[str, TextColumn] = {}
-    for name in STEP_COLUMNS:
-        if name == "step":
-            columns[name] = list(map(str, range(len(matrix))))
-        elif name == "start_s":
-            columns[name] = _scaled(matrix[:, STEP_COLUMN["start_ns"]], NS_PER_S)
-        elif name == "duration_ms":
-            columns[name] = _scaled(matrix[:, STEP_COLUMN["duration_ns"]], NS_PER_MS)
-        elif name == "block_utilization":
-            columns[name] = _utilization(matrix)
-        else:
-            columns[name] = list(map(str, matrix[:, STEP_COLUMN[name]].tolist()))
-    return columns
+
+    def field(name: str) -> IntArray:
+        values: IntArray = matrix[:, STEP_COLUMN[name]]
+        return values
+
+    slots = field("allocated_slots")
+    share = np.round(field("token_states") / np.maximum(slots, 1), UTILIZATION_DIGITS)
+    derived: dict[str, Column] = {
+        "step": np.arange(len(matrix), dtype=np.int64),
+        "start_s": field("start_ns") / NS_PER_S,
+        "duration_ms": field("duration_ns") / NS_PER_MS,
+        "block_utilization": np.where(slots > 0, share, np.nan),
+    }
+    return {name: derived[name] if name in derived else field(name) for name in STEP_COLUMNS}
 
 
-def request_texts(recorder: Recorder) -> dict[str, TextColumn]:
-    """The request table as text, in order of arrival (then of id as given), unfinished requests included."""
+def request_columns(recorder: Recorder) -> dict[str, Column]:
+    """The request table in order of arrival (then of ending), unfinished requests included."""
     ended = recorder.ended
     ended.table.take_chunk()
     matrix = ended.table.matrix()
     order = np.lexsort((np.arange(len(matrix)), matrix[:, 0]))
+    matrix = matrix[order]
 
-    def column(name: str) -> IntArray:
-        values: IntArray = matrix[order, EndedRequests.FIELDS.index(name)]
+    def field(name: str) -> IntArray:
+        values: IntArray = matrix[:, EndedRequests.FIELDS.index(name)]
         return values
 
-    arrival, first, finish = column("arrival_ns"), column("first_token_ns"), column("finish_ns")
-    scheduled, longest = column("first_scheduled_ns"), column("longest_output")
-    done = np.array([ended.statuses[index] == "finished" for index in order], dtype=bool)
-    has_tpot = done & (longest > 1)
-    tpot = (finish - first) / np.maximum(longest - 1, 1) / NS_PER_MS
-    texts: dict[str, TextColumn] = {
-        "request_id": [_quoted(ended.request_ids[index]) for index in order],
-        "arrival_s": _scaled(arrival, NS_PER_S),
-        "prompt_tokens": _plain(column("prompt_tokens")),
-        "output_tokens": _plain(column("output_tokens")),
-        "status": [ended.statuses[index] for index in order],
-        "reason": [_quoted(ended.reasons[index]) for index in order],
-        "first_scheduled_s": _scaled(scheduled, NS_PER_S, scheduled != NEVER),
-        "first_token_s": _scaled(first, NS_PER_S, first != NEVER),
-        "finish_s": _scaled(finish, NS_PER_S, finish != NEVER),
-        "ttft_ms": _scaled(first - arrival, NS_PER_MS, first != NEVER),
-        "tpot_ms": [repr(value) if has else "" for value, has in zip(tpot.tolist(), has_tpot.tolist(), strict=True)],
-        "e2el_ms": _scaled(finish - arrival, NS_PER_MS, done),
-        "queue_ms": _scaled(scheduled - arrival, NS_PER_MS, scheduled != NEVER),
+    places = order.tolist()
+    arrival, scheduled = field("arrival_ns"), field("first_scheduled_ns")
+    first, finish, num_gaps = field("first_token_ns"), field("finish_ns"), field("longest_output") - 1
+    statuses = [ended.statuses[place] for place in places]
+    done = np.array([status == Status.FINISHED for status in statuses], dtype=bool)
+    columns: dict[str, Column] = {
+        "request_id": [ended.request_ids[place] for place in places],
+        "arrival_s": arrival / NS_PER_S,
+        "prompt_tokens": field("prompt_tokens"),
+        "output_tokens": field("output_tokens"),
+        "status": statuses,
+        "reason": [ended.reasons[place] for place in places],
+        "first_scheduled_s": np.where(scheduled != NEVER, scheduled / NS_PER_S, np.nan),
+        "first_token_s": np.where(first != NEVER, first / NS_PER_S, np.nan),
+        "finish_s": np.where(finish != NEVER, finish / NS_PER_S, np.nan),
+        "ttft_ms": np.where(first != NEVER, (first - arrival) / NS_PER_MS, np.nan),
+        "tpot_ms": np.where(done & (num_gaps > 0), (finish - first) / np.maximum(num_gaps, 1) / NS_PER_MS, np.nan),
+        "e2el_ms": np.where(done, (finish - arrival) / NS_PER_MS, np.nan),
+        "queue_ms": np.where(scheduled != NEVER, (scheduled - arrival) / NS_PER_MS, np.nan),
     }
-    for name in REQUEST_COLUMNS[len(texts) :]:
-        texts[name] = _plain(column(name))
-    return texts
+    for name in REQUEST_COLUMNS[len(columns) :]:
+        columns[name] = field(name)
+    return columns
 
 
-def write_table(path: Path, columns: Mapping[str, TextColumn]) -> None:
+def write_table(path: Path, columns: Mapping[str, Column]) -> None:
     """One CSV file with a header line and Unix line ends."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(columns) + "\n")
-        rows = zip(*columns.values(), strict=True)
+        rows = zip(*(_texts(column) for column in columns.values()), strict=True)
         file.writelines(line + "\n" for line in map(",".join, rows))
 
 
@@ -165,21 +170,12 @@ def _cell(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _plain(values: IntArray) -> TextColumn:
-    return list(map(str, values.tolist()))
-
-
-def _scaled(values: IntArray, unit: int, known: Iterable[bool] | None = None) -> TextColumn:
-    texts = list(map(repr, (values / unit).tolist()))
-    if known is None:
-        return texts
-    return [text if is_known else "" for text, is_known in zip(texts, known, strict=True)]
-
-
-def _utilization(matrix: IntArray) -> TextColumn:
-    filled, slots = matrix[:, STEP_COLUMN["token_states"]], matrix[:, STEP_COLUMN["allocated_slots"]]
-    shares = np.round(filled / np.maximum(slots, 1), UTILIZATION_DIGITS).tolist()
-    return [repr(share) if has else "" for share, has in zip(shares, (slots > 0).tolist(), strict=True)]
+def _texts(column: Column) -> list[str]:
+    if isinstance(column, list):
+        return list(map(_quoted, column))
+    if column.dtype.kind == "i":
+        return list(map(str, column.tolist()))
+    return [repr(value) if value == value else "" for value in column.tolist()]
 
 
 def _quoted(text: str) -> str:
