@@ -20,9 +20,10 @@ import numpy as np
 from kvsim.attention.dense import Array, dense_attention, heads_per_kv_head
 from kvsim.attention.paged import paged_attention
 from kvsim.memory.interface import BlockCopy, BlockMove
+from kvsim.request import NO_NAMESPACE, Request
 from kvsim.request import Sequence as EngineSequence
 from kvsim.scheduling.plan import StepOutcome, StepPlan, TableUpdate
-from kvsim.types import BlockId, LawViolation
+from kvsim.types import BlockId, LawViolation, Ns
 
 TOLERANCE = 1e-5
 """Largest difference allowed between two float32 attentions that sum in a different order."""
@@ -63,7 +64,18 @@ class Replay:
         self.num_checked_tokens = 0
         self.num_steps = 0
 
-    def on_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
+        """A request says nothing until it is scheduled."""
+
+    def on_abort(self, request_id: str, sequences: tuple[EngineSequence, ...], now: Ns) -> None:
+        """Aborted sequences are forgotten."""
+        for seq in sequences:
+            self.lanes.pop(seq.seq_id, None)
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        """A plan is executed once its step is over: what it says does not change meanwhile."""
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns = 0, end_ns: Ns = 0) -> None:
         """Execute one step. Raises LawViolation naming step, sequence and position; ValueError for a bare plan."""
         if plan.decodes is None and plan.shape.num_decodes:
             raise ValueError(f"step {plan.step} does not list its decodes: make the run with detail=True")
@@ -289,14 +301,19 @@ class Reference:
 
 
 def token_identity(seq: EngineSequence, position: int) -> Hashable:
-    """What stands at a position: a token of the prompt, of the known output, or a text of this sample's own."""
+    """What stands at a position: a token of the prompt, of the known output, or a text of this sample's own.
+
+    Under a LoRA adapter or a cache salt the same word is another token: its keys and values may not be shared.
+    """
     request = seq.request
-    if position < request.prompt_len:
-        return request.prompt.content(position, position + 1)
     index = position - request.prompt_len
-    if request.output is not None and index < len(request.output):
-        return request.output.content(index, index + 1)
-    return ("sampled", request.request_id, seq.sample, index)
+    if index < 0:
+        token: Hashable = request.prompt.content(position, position + 1)
+    elif request.output is not None and index < len(request.output):
+        token = request.output.content(index, index + 1)
+    else:
+        token = ("sampled", request.request_id, seq.sample, index)
+    return token if request.namespace == NO_NAMESPACE else (request.namespace, token)
 
 
 class ToyModel:
@@ -328,9 +345,7 @@ class ToyModel:
     def qkv(self, layer: int, x: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values (num_tokens, heads, head_dim) of a layer's normalised inputs (num_tokens, width)."""
         h = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(1e-6))
-        q, k, v = (
-            (h @ weights[layer]).reshape(len(x), -1, self.head_dim) for weights in (self._q, self._k, self._v)
-        )
+        q, k, v = ((h @ weights[layer]).reshape(len(x), -1, self.head_dim) for weights in (self._q, self._k, self._v))
         return q, k, v
 
     def next_layer(self, layer: int, x: Array, outputs: Array) -> Array:
