@@ -1,0 +1,690 @@
+"""Loading request traces: Azure, Mooncake, BurstGPT, Vidur, ShareGPT, and a plain CSV of our own.
+
+    plain CSV: arrival_s,prompt_tokens,output_tokens[,max_output_tokens,prefix_group,prefix_tokens,n,priority,session]
+
+The format is found from the header or the first line, or named. A trace is columns (numpy), sorted by time; requests
+are made from them one by one, when they are due (`kvsim.workload.table`). Where the times are dates or begin anywhere
+(Azure, BurstGPT), the first arrival becomes 0; elsewhere times are kept as they stand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvsim.types import NS_PER_MS, NS_PER_S
+from kvsim.workload.trace_files import (
+    MAX_SECONDS,
+    MAX_TOKENS,
+    BadRow,
+    Chunk,
+    CsvRows,
+    RowErrors,
+    fail,
+    normal,
+    open_text,
+    parse_int,
+    parse_seconds,
+    parse_timestamp,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+FORMATS = ("azure", "mooncake", "burstgpt", "vidur", "sharegpt", "csv")
+MOONCAKE_BLOCK = 512
+_HASH_BLOCKS = (512, 16, 32, 64, 128, 256, 1024, 8)
+"""Tokens per hash id that are tried when the scenario names none."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests as columns, one entry a request, sorted by arrival (equal arrivals in file order).
+
+    `arrival_ns` is None where the file has no times; `max_output` where it states none. `prefix_group` and `session`
+    are codes (-1: none). The hash ids of request i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`: dense codes,
+    numbered in order of first appearance.
+    """
+
+    path: str
+    format: str
+    arrival_ns: Ints | None
+    prompt: Ints
+    output: Ints
+    max_output: Ints | None = None
+    prefix_group: Ints | None = None
+    prefix_tokens: Ints | None = None
+    n: Ints | None = None
+    priority: Ints | None = None
+    session: Ints | None = None
+    hash_ids: Ints | None = None
+    hash_offsets: Ints | None = None
+    hash_block_size: int = 0
+    num_skipped: int = 0
+    num_failed: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def take(self, rows: Ints) -> Trace:
+        """The trace of these rows, in this order."""
+        return _take(self, rows)
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Requests per second: gaps over the time they fill; None without two distinct times."""
+        if self.arrival_ns is None or len(self) < 2 or self.arrival_ns[-1] == self.arrival_ns[0]:
+            return None
+        return (len(self) - 1) * NS_PER_S / float(self.arrival_ns[-1] - self.arrival_ns[0])
+
+
+_COLUMNS = ("arrival_ns", "prompt", "output", "max_output", "prefix_group", "prefix_tokens", "n", "priority", "session")
+
+
+def load_trace(
+    path: str | Path,
+    trace_format: str | None = None,
+    *,
+    hash_block_size: int | None = None,
+    chars_per_token: float = 4.0,
+    on_bad_row: str = "error",
+    needs_times: bool = True,
+) -> Trace:
+    """The trace in a file, whatever its format.
+
+    Raises ScenarioError naming file, row, column, value and cure for anything that cannot be used; with
+    `on_bad_row="skip"` bad rows are dropped and counted. `needs_times=False` accepts a plain CSV without `arrival_s`.
+    """
+    name = str(path)
+    if trace_format is not None and trace_format not in FORMATS:
+        fail(name, f"trace_format {trace_format!r} is not known{_close(trace_format)}; known: {', '.join(FORMATS)}")
+    if on_bad_row not in ("error", "skip"):
+        fail(name, f"on_bad_row is {on_bad_row!r}; it is error or skip")
+    errors = RowErrors(name, on_bad_row)
+    with open_text(path) as text:
+        first = _first_line(text)
+        if not first.strip():
+            fail(name, "is empty; a trace has at least one request")
+        text.seek(0)
+        found = trace_format or _format_of(name, first)
+        if found == "sharegpt":
+            trace = _load_sharegpt(text, errors, chars_per_token)
+        elif found == "mooncake":
+            trace = _load_mooncake(text, errors, hash_block_size)
+        else:
+            trace = _load_csv(text, errors, found, needs_times)
+    if not len(trace):
+        fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed)")
+    notes = (*errors.notes(), *trace.notes)
+    return _sorted(replace(trace, num_skipped=errors.num_skipped, notes=notes))
+
+
+def _close(name: str) -> str:
+    close = get_close_matches(name, FORMATS, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _first_line(text: TextIO) -> str:
+    """The first line that is not blank, or its first 64 KiB."""
+    while line := text.readline(1 << 16):
+        if line.strip():
+            return line
+    return ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a CSV format: the field of `Trace` it fills, its known names, and how its cells are read."""
+
+    fills: str
+    names: tuple[str, ...]
+    kind: str
+    required: bool = True
+
+    @property
+    def normal_names(self) -> frozenset[str]:
+        """Its names without case and punctuation."""
+        return frozenset(normal(name) for name in self.names)
+
+
+_ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at")
+_PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_len", "input_len")
+_OUTPUT_NAMES = ("output_tokens", "output_len")
+_CSV_FORMATS: dict[str, tuple[Column, ...]] = {
+    "azure": (
+        Column("arrival_ns", ("TIMESTAMP",), "timestamp"),
+        Column("prompt", ("ContextTokens",), "tokens"),
+        Column("output", ("GeneratedTokens",), "tokens"),
+    ),
+    "burstgpt": (
+        Column("arrival_ns", ("Timestamp",), "timestamp"),
+        Column("prompt", ("Request tokens",), "tokens"),
+        Column("output", ("Response tokens",), "tokens"),
+    ),
+    "vidur": (
+        Column("arrival_ns", ("arrived_at",), "seconds", required=False),
+        Column("prompt", ("num_prefill_tokens",), "tokens"),
+        Column("output", ("num_decode_tokens",), "tokens"),
+    ),
+    "csv": (
+        Column("arrival_ns", _ARRIVAL_NAMES, "seconds"),
+        Column("prompt", _PROMPT_NAMES, "tokens"),
+        Column("output", _OUTPUT_NAMES, "tokens"),
+        Column("max_output", ("max_output_tokens",), "max", required=False),
+        Column("prefix_group", ("prefix_group",), "label", required=False),
+        Column("prefix_tokens", ("prefix_tokens",), "count", required=False),
+        Column("n", ("n",), "samples", required=False),
+        Column("priority", ("priority",), "priority", required=False),
+        Column("session", ("session", "session_id"), "label", required=False),
+    ),
+}
+_FROM_ZERO = frozenset({"azure", "burstgpt"})
+"""Formats whose clock starts anywhere."""
+
+
+def _format_of(path: str, first: str) -> str:
+    start = first.lstrip().lstrip("\ufeff")
+    if start.startswith("{"):
+        return "sharegpt" if '"conversations"' in start and '"input_length"' not in start else "mooncake"
+    if start.startswith("["):
+        return "sharegpt"
+    found = {normal(name) for name in first.replace(";", ",").replace("\t", ",").split(",")}
+    scores = {name: sum(bool(column.normal_names & found) for column in cols) for name, cols in _CSV_FORMATS.items()}
+    # A shared column (Timestamp) decides nothing, so a format's own columns count double.
+    for name, columns in _CSV_FORMATS.items():
+        scores[name] += sum(bool(c.normal_names & found) for c in columns if c.fills in ("prompt", "output"))
+    best = max(scores, key=lambda name: scores[name])
+    if not scores[best]:
+        fail(path, f"is no known trace: its first line is {first.strip()[:80]!r}. A trace begins with a JSON object or "
+             f"with column names, such as arrival_s,prompt_tokens,output_tokens; formats: {', '.join(FORMATS)}")
+    return best
+
+
+def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool) -> Trace:
+    rows = CsvRows(text, errors)
+    places = _places(errors.path, trace_format, rows.header, needs_times)
+    table = _Columns(places, rows.header, errors, failures=trace_format == "burstgpt")
+    for chunk in rows.chunks():
+        table.add(chunk)
+    columns = table.finish()
+    if trace_format in _FROM_ZERO and len(columns["arrival_ns"]):
+        columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
+    notes = table.notes(errors.path)
+    return Trace(errors.path, trace_format, columns.pop("arrival_ns", None), columns.pop("prompt"),
+                 columns.pop("output"), num_failed=table.num_failed, notes=notes, **columns)  # type: ignore[arg-type]
+
+
+def _places(path: str, trace_format: str, header: list[str], needs_times: bool) -> dict[str, tuple[int, Column]]:
+    """For each field of the trace its column number; raises where a required column is missing or there twice."""
+    names = [normal(name) for name in header]
+    places: dict[str, tuple[int, Column]] = {}
+    for column in _CSV_FORMATS[trace_format]:
+        found = [index for index, name in enumerate(names) if name in column.normal_names]
+        if len(found) > 1:
+            fail(path, f"column {column.names[0]!r} is there {len(found)} times, as "
+                 f"{', '.join(repr(header[index]) for index in found)}; keep one")
+        if found:
+            places[column.fills] = (found[0], column)
+        elif column.required and (needs_times or column.fills != "arrival_ns" or trace_format != "csv"):
+            fail(path, f"column {column.names[0]!r} is missing (read as {trace_format}); "
+                 f"columns found: {', '.join(repr(name) for name in header)}")
+    if "prefix_tokens" in places and "prefix_group" not in places:
+        fail(path, "column 'prefix_tokens' needs a column 'prefix_group' that says whose prefix it is")
+    if "prefix_group" in places and "prefix_tokens" not in places:
+        fail(path, "column 'prefix_group' needs a column 'prefix_tokens' that says how long the shared prefix is")
+    return places
+
+
+def _cell(kind: str, column: str, text: str) -> int:
+    """One cell as an integer; labels are handled apart."""
+    match kind:
+        case "timestamp":
+            return parse_timestamp(column, text)
+        case "seconds":
+            return parse_seconds(column, text)
+        case "tokens":
+            return parse_int(column, text, 1)
+        case "max":
+            return 0 if not text.strip() else parse_int(column, text, 1)
+        case "samples":
+            return 1 if not text.strip() else parse_int(column, text, 1, 10_000)
+        case "priority":
+            return 0 if not text.strip() else parse_int(column, text, -MAX_TOKENS)
+        case _:
+            return 0 if not text.strip() else parse_int(column, text, 0)
+
+
+class _Columns:
+    """Columns under construction: whole chunks at once where every cell is plain, row by row where not."""
+
+    def __init__(
+        self, places: Mapping[str, tuple[int, Column]], header: list[str], errors: RowErrors, failures: bool
+    ) -> None:
+        self._places = places
+        self._header = header
+        self._errors = errors
+        self._failures = failures
+        self._parts: dict[str, list[Ints]] = {fills: [] for fills in places}
+        self._labels: dict[str, dict[str, int]] = {"prefix_group": {}, "session": {}}
+        self.num_failed = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk of rows."""
+        columns = self._fast(chunk.rows) or self._slow(chunk)
+        for fills, values in columns.items():
+            self._parts[fills].append(values)
+
+    def finish(self) -> dict[str, Ints]:
+        """The whole columns."""
+        import numpy as np
+
+        empty = np.zeros(0, dtype=np.int64)
+        return {fills: np.concatenate(parts) if parts else empty for fills, parts in self._parts.items()}
+
+    def notes(self, path: str) -> tuple[str, ...]:
+        """The count of failed requests in words."""
+        return (f"{path}: {self.num_failed} failed requests (0 response tokens) skipped",) if self.num_failed else ()
+
+    def _fast(self, rows: list[list[str]]) -> dict[str, Ints] | None:
+        """The chunk's columns, or None if any cell needs a closer look."""
+        width = len(self._header)
+        if any(len(row) != width for row in rows):
+            return None
+        num_rows = len(rows)
+        if self._failures:
+            output = self._places["output"][0]
+            rows = [row for row in rows if not _is_zero(row[output])]
+        try:
+            columns = {
+                fills: self._fast_column(column, [row[index] for row in rows])
+                for fills, (index, column) in self._places.items()
+            }
+        except (ValueError, OverflowError, BadRow):
+            return None
+        if not _consistent(columns):
+            return None
+        self.num_failed += num_rows - len(rows)
+        return columns
+
+    def _fast_column(self, column: Column, cells: list[str]) -> Ints:
+        import numpy as np
+
+        match column.kind:
+            case "label":
+                return np.array([self._label(column.fills, cell) for cell in cells], dtype=np.int64)
+            case "timestamp":
+                return np.array([parse_timestamp("", cell) for cell in cells], dtype=np.int64)
+            case "seconds":
+                times = np.array(cells, dtype=np.float64)
+                if not (np.all(times >= 0) and np.all(times <= MAX_SECONDS)):
+                    raise ValueError
+                return np.rint(times * NS_PER_S).astype(np.int64)
+        numbers = np.array(cells, dtype=np.float64)
+        low = 1 if column.kind in ("tokens", "samples", "max") else -MAX_TOKENS if column.kind == "priority" else 0
+        high = 10_000 if column.kind == "samples" else MAX_TOKENS
+        if not (np.all(numbers >= low) and np.all(numbers <= high) and np.all(numbers == np.floor(numbers))):
+            raise ValueError
+        return numbers.astype(np.int64)
+
+    def _slow(self, chunk: Chunk) -> dict[str, Ints]:
+        import numpy as np
+
+        good: dict[str, list[int]] = {fills: [] for fills in self._places}
+        for index, row in enumerate(chunk.rows):
+            try:
+                values = self._row(row)
+            except BadRow as bad:
+                self._errors.report(chunk.place(index), bad)
+                continue
+            if values is None:
+                self.num_failed += 1
+                continue
+            for fills, value in values.items():
+                good[fills].append(value)
+        return {fills: np.array(values, dtype=np.int64) for fills, values in good.items()}
+
+    def _row(self, row: list[str]) -> dict[str, int] | None:
+        """One row's values; None for a request that failed when the trace was taken."""
+        if len(row) != len(self._header):
+            name = self._header[min(len(row), len(self._header) - 1)]
+            raise BadRow(name, ",".join(row), f"has {len(row)} cells, the header names {len(self._header)} columns")
+        if self._failures and _is_zero(row[self._places["output"][0]]):
+            return None
+        values = {}
+        for fills, (index, column) in self._places.items():
+            if column.kind == "label":
+                values[fills] = self._label(fills, row[index])
+            else:
+                values[fills] = _cell(column.kind, self._header[index], row[index])
+        _check_row(values)
+        return values
+
+    def _label(self, fills: str, cell: str) -> int:
+        codes = self._labels[fills]
+        name = cell.strip()
+        return codes.setdefault(name, len(codes)) if name else -1
+
+
+def _is_zero(cell: str) -> bool:
+    if cell[:1] in "123456789" and cell:
+        return False
+    try:
+        return float(cell) == 0
+    except ValueError:
+        return False
+
+
+def _consistent(columns: Mapping[str, Ints]) -> bool:
+    """Whether no row contradicts itself (see `_check_row`)."""
+    if "prefix_tokens" in columns and bool((columns["prefix_tokens"] > columns["prompt"]).any()):
+        return False
+    return "max_output" not in columns or bool((columns["max_output"] >= columns["output"]).all())
+
+
+def _check_row(values: dict[str, int]) -> None:
+    if values.get("prefix_tokens", 0) > values["prompt"]:
+        raise BadRow("prefix_tokens", values["prefix_tokens"], f"is more than the prompt's {values['prompt']} tokens")
+    if "max_output" in values:
+        # An empty cell: no maximum was stated, so the output itself is it.
+        values["max_output"] = values["max_output"] or values["output"]
+        if values["max_output"] < values["output"]:
+            raise BadRow("max_output_tokens", values["max_output"], f"is less than the output's {values['output']}")
+
+
+@dataclass
+class _Lines:
+    """A Mooncake trace under construction."""
+
+    times: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=lambda: [0])
+    codes: dict[int | str, int] = field(default_factory=dict)
+    has_ids: bool | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append one object; raises BadRow and leaves the columns as they were."""
+        for column in ("timestamp", "input_length", "output_length"):
+            if column not in row:
+                raise BadRow(column, sorted(map(str, row)), "are the keys found: this one is missing")
+        time = parse_seconds("timestamp", row["timestamp"], NS_PER_MS)
+        prompt = parse_int("input_length", row["input_length"], 1)
+        output = parse_int("output_length", row["output_length"], 1)
+        ids = self._ids(row)
+        self.times.append(time)
+        self.prompts.append(prompt)
+        self.outputs.append(output)
+        self.ids.extend(self.codes.setdefault(id_, len(self.codes)) for id_ in ids)
+        self.offsets.append(len(self.ids))
+
+    def _ids(self, row: Mapping[str, Any]) -> list[int | str]:
+        if self.has_ids is None:
+            self.has_ids = "hash_ids" in row
+        if not self.has_ids:
+            return []
+        if "hash_ids" not in row:
+            raise BadRow("hash_ids", sorted(map(str, row)), "are the keys found: this one is missing")
+        ids = row["hash_ids"]
+        if not isinstance(ids, list):
+            raise BadRow("hash_ids", ids, "is not a list")
+        for id_ in ids:
+            if isinstance(id_, bool) or not isinstance(id_, int | str):
+                raise BadRow("hash_ids", id_, "is neither a whole number nor a name")
+        return ids
+
+
+def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None) -> Trace:
+    import numpy as np
+
+    if hash_block_size is not None and hash_block_size < 1:
+        fail(errors.path, f"hash_block_size is {hash_block_size}; it is at least 1")
+    lines = _Lines()
+    for number, line in enumerate(text, 1):
+        if not line.strip().strip("\ufeff"):
+            continue
+        try:
+            lines.add(_object(line))
+        except BadRow as bad:
+            errors.report(f"row {number}", bad)
+    prompt = np.array(lines.prompts, dtype=np.int64)
+    trace = Trace(errors.path, "mooncake", np.array(lines.times, dtype=np.int64), prompt,
+                  np.array(lines.outputs, dtype=np.int64))
+    if not lines.ids:
+        return trace
+    offsets = np.array(lines.offsets, dtype=np.int64)
+    size, notes = _hash_block_size(errors.path, prompt, np.diff(offsets), hash_block_size)
+    return replace(trace, hash_ids=np.array(lines.ids, dtype=np.int64), hash_offsets=offsets,
+                   hash_block_size=size, notes=notes)
+
+
+def _object(line: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line.lstrip("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        raise BadRow("(line)", line.strip(), f"is no JSON ({_json_problem(error)})") from None
+    if not isinstance(value, dict):
+        raise BadRow("(line)", line.strip(), "is no JSON object")
+    return value
+
+
+def _json_problem(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _hash_block_size(path: str, prompt: Ints, num_ids: Ints, stated: int | None) -> tuple[int, tuple[str, ...]]:
+    """Tokens per id: as stated, or the size for which most rows have one id per begun block."""
+    import numpy as np
+
+    fits = {}
+    for size in (stated,) if stated else _HASH_BLOCKS:
+        # Some files name the last, partial block, some do not.
+        fits[size] = int(np.sum((num_ids == -(-prompt // size)) | (num_ids == prompt // size)))
+    size = max(fits, key=lambda candidate: fits[candidate])
+    notes = []
+    if stated is None and fits[size] * 2 < len(prompt):
+        fail(path, f"its hash_ids fit no known block size (row 1: {prompt[0]} tokens, {num_ids[0]} ids); "
+             "set hash_block_size to the tokens one id stands for")
+    if stated is None and size != MOONCAKE_BLOCK:
+        notes.append(f"{path}: hash_block_size {size} was found from the rows")
+    if odd := len(prompt) - fits[size]:
+        notes.append(f"{path}: {odd} rows do not have one hash id per {size} tokens; "
+                     "missing ids count as unshared text, surplus ones stand for no token")
+    return size, tuple(notes)
+
+
+def _load_sharegpt(text: TextIO, errors: RowErrors, chars_per_token: float) -> Trace:
+    """First exchange of each conversation; those without a prompt and an answer are left out and counted."""
+    import numpy as np
+
+    if not 0 < chars_per_token < MAX_TOKENS:
+        fail(errors.path, f"chars_per_token is {chars_per_token}; it is a number above 0, such as 4")
+    lengths: list[tuple[int, int]] = []
+    num_failed = 0
+    for number, entry in enumerate(_conversations(text, errors), 1):
+        try:
+            chars = _first_exchange(entry)
+        except BadRow as bad:
+            errors.report(f"row {number}", bad)
+            continue
+        if chars is None:
+            num_failed += 1
+        else:
+            lengths.append((_tokens(chars[0], chars_per_token), _tokens(chars[1], chars_per_token)))
+    columns = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+    notes = [f"{errors.path}: lengths are estimates, {chars_per_token:g} characters per token"]
+    if num_failed:
+        notes.append(f"{errors.path}: {num_failed} conversations without a first exchange skipped")
+    return Trace(errors.path, "sharegpt", None, columns[:, 0].copy(), columns[:, 1].copy(),
+                 num_failed=num_failed, notes=tuple(notes))
+
+
+def _tokens(num_chars: int, chars_per_token: float) -> int:
+    return min(MAX_TOKENS, max(1, round(num_chars / chars_per_token)))
+
+
+def _conversations(text: TextIO, errors: RowErrors) -> Iterator[object]:
+    """The entries of one JSON list, or of JSON lines."""
+    start = text.read(1)
+    while start and (start.isspace() or start == "\ufeff"):
+        start = text.read(1)
+    if start == "[":
+        try:
+            yield from json.loads(start + text.read())
+        except (ValueError, RecursionError) as error:
+            fail(errors.path, f"is no JSON: {_json_problem(error)}")
+        return
+    number = 0
+    for line in _joined(start, text):
+        number += 1
+        if not line.strip():
+            continue
+        try:
+            yield _object(line)
+        except BadRow as bad:
+            errors.report(f"row {number}", bad)
+
+
+def _joined(start: str, text: TextIO) -> Iterator[str]:
+    yield start + text.readline()
+    yield from text
+
+
+def _first_exchange(entry: object) -> tuple[int, int] | None:
+    """Characters of the first message and of its answer; None if there is no such pair with text in both."""
+    if not isinstance(entry, dict):
+        raise BadRow("(entry)", entry, "is no conversation; it should be {id, conversations: [{from, value}]}")
+    if "conversations" not in entry:
+        raise BadRow("conversations", sorted(map(str, entry)), "are the keys found: this one is missing")
+    messages = entry["conversations"]
+    if not isinstance(messages, list):
+        raise BadRow("conversations", messages, "is not a list")
+    texts = [_message(message) for message in messages[:2]]
+    if len(texts) < 2 or not texts[0] or not texts[1]:
+        return None
+    return texts[0], texts[1]
+
+
+def _message(message: object) -> int:
+    if not isinstance(message, dict) or not isinstance(message.get("value"), str):
+        raise BadRow("value", message, "is no message; it should be {from, value} with a text as value")
+    return len(message["value"])
+
+
+def _take(trace: Trace, rows: Ints) -> Trace:
+    import numpy as np
+
+    columns: dict[str, Any] = {}
+    for name in _COLUMNS:
+        values = getattr(trace, name)
+        columns[name] = None if values is None else values[rows]
+    if trace.hash_ids is not None and trace.hash_offsets is not None:
+        counts = np.diff(trace.hash_offsets)[rows]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        starts = np.repeat(trace.hash_offsets[:-1][rows] - offsets[:-1], counts)
+        columns["hash_ids"] = trace.hash_ids[starts + np.arange(offsets[-1])]
+        columns["hash_offsets"] = offsets
+    return replace(trace, **columns)
+
+
+def _sorted(trace: Trace) -> Trace:
+    import numpy as np
+
+    times = trace.arrival_ns
+    if times is None or bool(np.all(times[1:] >= times[:-1])):
+        return trace
+    num_late = int(np.sum(times[1:] < times[:-1]))
+    note = f"{trace.path}: {num_late} rows are earlier than the row before them; sorted by time"
+    trace = trace.take(np.argsort(times, kind="stable"))
+    return replace(trace, notes=(*trace.notes, note))
+
+
+def window(trace: Trace, start_s: float, end_s: float) -> Trace:
+    """The requests that arrive in [start_s, end_s); `start_s` becomes time 0."""
+    import numpy as np
+
+    times = _times(trace, "window")
+    if not start_s < end_s:
+        fail(trace.path, f"window [{start_s}, {end_s}] is empty: its end must be later than its start")
+    start = round(start_s * NS_PER_S)
+    end = min(round(min(end_s, MAX_SECONDS) * NS_PER_S), 2**63 - 1)
+    rows = np.flatnonzero((times >= start) & (times < end))
+    if not len(rows):
+        fail(trace.path, f"no request in window [{start_s}, {end_s}]; "
+             f"the trace runs from {times[0] / NS_PER_S:g} to {times[-1] / NS_PER_S:g} s")
+    part = trace.take(rows)
+    return replace(part, arrival_ns=times[rows] - start)
+
+
+def first(trace: Trace, num_requests: int) -> Trace:
+    """The first `num_requests` requests in order of time (all of them, if there are fewer)."""
+    import numpy as np
+
+    if num_requests < 1:
+        fail(trace.path, f"first is {num_requests}; it is at least 1")
+    return trace.take(np.arange(min(num_requests, len(trace))))
+
+
+def at_speed(trace: Trace, speed: float) -> Trace:
+    """The trace played `speed` times as fast."""
+    import numpy as np
+
+    if not 0 < speed < float("inf"):
+        fail(trace.path, f"speed is {speed}; it is a number above 0, 2.0 plays the trace twice as fast")
+    times = _times(trace, "speed")
+    if float(times[-1]) / speed > MAX_SECONDS * NS_PER_S:
+        fail(trace.path, f"speed {speed} stretches the trace beyond {MAX_SECONDS:g} s")
+    return replace(trace, arrival_ns=np.rint(times / speed).astype(np.int64))
+
+
+def at_rate(trace: Trace, rate_per_s: float) -> Trace:
+    """The trace stretched or compressed to a mean rate; infinite: everything at once."""
+    import numpy as np
+
+    if not rate_per_s > 0:
+        fail(trace.path, f"rate is {rate_per_s}; it is a number of requests per second above 0")
+    if rate_per_s == float("inf"):
+        return replace(trace, arrival_ns=np.zeros(len(trace), dtype=np.int64))
+    _times(trace, "rate")
+    mean_rate = trace.mean_rate
+    if mean_rate is None:
+        fail(trace.path, "has no mean rate (fewer than two distinct times), so rate cannot rescale it")
+    return at_speed(trace, rate_per_s / mean_rate)
+
+
+def repeated(trace: Trace, times: int) -> Trace:
+    """The trace played `times` times, each pass one mean gap after the last: the same texts where they are known."""
+    import numpy as np
+
+    if times < 1:
+        fail(trace.path, f"repeat is {times}; it is at least 1")
+    if times == 1:
+        return trace
+    rows = np.tile(np.arange(len(trace)), times)
+    whole = trace.take(rows)
+    if whole.arrival_ns is None:
+        return whole
+    first_ns, last_ns = int(whole.arrival_ns[0]), int(whole.arrival_ns[len(trace) - 1])
+    period = last_ns - first_ns + (last_ns - first_ns) // max(1, len(trace) - 1)
+    if last_ns + period * times > MAX_SECONDS * NS_PER_S:
+        fail(trace.path, f"repeat {times} stretches the trace beyond {MAX_SECONDS:g} s")
+    passes = np.repeat(np.arange(times, dtype=np.int64), len(trace))
+    session = whole.session
+    if session is not None:
+        # A conversation of the second pass is another one.
+        session = np.where(session < 0, session, session + passes * (int(session.max()) + 1))
+    return replace(whole, arrival_ns=whole.arrival_ns + passes * period, session=session)
+
+
+def _times(trace: Trace, knob: str) -> Ints:
+    if trace.arrival_ns is None:
+        fail(trace.path, f"has no arrival times, so {knob} means nothing; give workload.arrivals instead")
+    return trace.arrival_ns
