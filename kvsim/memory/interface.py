@@ -7,8 +7,9 @@ changes nothing. Memory never executes a copy or a transfer: it returns them as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from kvsim.tokens import Content
 from kvsim.types import AllocStatus, BlockId, SeqId
 
 
@@ -38,6 +39,8 @@ class PrefixMatch(NamedTuple):
     block_ids: tuple[BlockId, ...]
     num_revived: int
     """Blocks of the hit that nobody references now: taking them costs free capacity."""
+    num_queried: int = 0
+    """Tokens that were asked for; counted as a query when the match is allocated."""
 
 
 NO_MATCH = PrefixMatch(0, (), 0)
@@ -67,10 +70,18 @@ class Usage(NamedTuple):
     """Table entries of all live sequences: what would be used without sharing."""
 
 
+Link: TypeAlias = tuple[Content, tuple[int, ...]]
+"""What one block adds to a prefix: its content, and for the first block the namespace."""
+
+
 class KeyChain(Protocol):
     """The prefix-cache keys of one text: `chain(k)` is the key of its block `k`, chained over all earlier blocks."""
 
     def chain(self, block_index: int) -> int: ...
+
+    def link(self, block_index: int) -> Link:
+        """What block `block_index` adds to the prefix before it; equal links up to k are equal prefixes up to k."""
+        ...
 
     def num_full_blocks(self, num_tokens: int) -> int: ...
 
@@ -102,7 +113,7 @@ class KVAllocator(Protocol):
         ...
 
     def match_prefix(self, keys: KeyChain, num_tokens: int) -> PrefixMatch:
-        """The longest cached prefix among the full blocks of the first `num_tokens - 1` tokens: one is left to compute."""
+        """The longest cached prefix in whole blocks of the first `num_tokens - 1` tokens: one is left to compute."""
         ...
 
     def allocate(
@@ -128,11 +139,14 @@ class KVAllocator(Protocol):
         ...
 
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
-        """Make the full blocks of the sequence's first `num_tokens` tokens findable (a no-op without prefix caching)."""
+        """Make the full blocks of the first `num_tokens` tokens findable (a no-op without prefix caching)."""
         ...
 
-    def fork(self, parent_id: SeqId, child_id: SeqId) -> None:
-        """Let the child share every block of the parent; takes no block, cannot run out."""
+    def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
+        """Let the child share every block of the parent; takes no block, cannot run out.
+
+        `keys` are those of the child's own text; without them its later blocks stay unknown to the prefix cache.
+        """
         ...
 
     def free(self, seq_id: SeqId) -> None:

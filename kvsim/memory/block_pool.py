@@ -1,0 +1,265 @@
+"""Physical blocks: who is free, in which order they are handed out, and how many tables name each.
+
+The order of the free list is a policy; all are O(1) per block:
+
+`fifo`             taken from the head, released at the tail, a table's last block first.
+`lifo`             taken from the end, released to the end, a table's first block first (the paper's engine).
+`lru`              blocks without a cached text go to the head, a table's last block foremost; blocks with one go to
+                   the tail, a table's last block first, so that the tail of a chain is evicted before its head.
+`exclusive_first`  as `fifo`, but a block that more than one sequence used in its last life is handed out only when
+                   no other is left.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from kvsim.types import AllocatorError, BlockId
+
+FreeListPolicy: TypeAlias = Literal["fifo", "lifo", "lru", "exclusive_first"]
+FREE_LIST_POLICIES: tuple[str, ...] = get_args(FreeListPolicy)
+
+
+class FreeList(Protocol):
+    """Free blocks, in the order in which they will be handed out."""
+
+    pop: Callable[[], BlockId]
+    """Take the next block. Raises LookupError if none is left."""
+    is_tail_first: bool
+    """A table is released last block first."""
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        """Put back the blocks of one release, in walk order."""
+        ...
+
+    def remove(self, block_id: BlockId) -> None:
+        """Pull one block out of the middle (a prefix-cache hit)."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[BlockId]:
+        """Front to back; for `lifo` from the bottom of the stack to its top."""
+        ...
+
+
+class PlainFifo:
+    """A queue for pools without a prefix cache: nothing is ever pulled out of its middle in earnest."""
+
+    is_tail_first = True
+
+    def __init__(self, block_ids: Iterable[BlockId]) -> None:
+        self._blocks = deque(block_ids)
+        self.pop: Callable[[], BlockId] = self._blocks.popleft
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        self._blocks.extend(block_ids)
+
+    def remove(self, block_id: BlockId) -> None:
+        self._blocks.remove(block_id)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return iter(self._blocks)
+
+
+class PlainLifo:
+    """A stack for pools without a prefix cache."""
+
+    is_tail_first = False
+
+    def __init__(self, block_ids: Iterable[BlockId]) -> None:
+        self._blocks = list(block_ids)
+        self.pop: Callable[[], BlockId] = self._blocks.pop
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        self._blocks.extend(block_ids)
+
+    def remove(self, block_id: BlockId) -> None:
+        self._blocks.remove(block_id)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return iter(self._blocks)
+
+
+class LinkedFreeList:
+    """`fifo` or `lifo` order over a linked list, so that a hit leaves the middle in O(1)."""
+
+    def __init__(self, block_ids: Iterable[BlockId], *, is_fifo: bool) -> None:
+        self._blocks: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
+        self.is_tail_first = is_fifo
+        self.pop: Callable[[], BlockId] = self._pop_first if is_fifo else self._pop_last
+
+    def _pop_first(self) -> BlockId:
+        return self._blocks.popitem(last=False)[0]
+
+    def _pop_last(self) -> BlockId:
+        return self._blocks.popitem()[0]
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        for block_id in block_ids:
+            self._blocks[block_id] = None
+
+    def remove(self, block_id: BlockId) -> None:
+        del self._blocks[block_id]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return iter(self._blocks)
+
+
+class LruFreeList:
+    """One queue: blocks without a cached text in front (a stack), those with one behind (least recently used first)."""
+
+    is_tail_first = True
+
+    def __init__(self, block_ids: Iterable[BlockId], has_text: Callable[[BlockId], bool]) -> None:
+        self._blank = list(block_ids)[::-1]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()
+        self._has_text = has_text
+        self.pop: Callable[[], BlockId] = self._pop
+
+    def _pop(self) -> BlockId:
+        return self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        blank = []
+        for block_id in block_ids:
+            if self._has_text(block_id):
+                self._cached[block_id] = None
+            else:
+                blank.append(block_id)
+        # The first of the walk is to be the foremost, so it is pushed last.
+        self._blank.extend(reversed(blank))
+
+    def remove(self, block_id: BlockId) -> None:
+        if block_id in self._cached:
+            del self._cached[block_id]
+        else:
+            self._blank.remove(block_id)
+
+    def __len__(self) -> int:
+        return len(self._blank) + len(self._cached)
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return chain(reversed(self._blank), self._cached)
+
+
+class ExclusiveFirst:
+    """Two queues: blocks that one sequence alone used in their last life, then those that were shared."""
+
+    is_tail_first = True
+
+    def __init__(self, block_ids: Iterable[BlockId], was_shared: bytearray) -> None:
+        self._exclusive: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
+        self._shared: OrderedDict[BlockId, None] = OrderedDict()
+        self._was_shared = was_shared
+        self.pop: Callable[[], BlockId] = self._pop
+
+    def _pop(self) -> BlockId:
+        block_id = (self._exclusive or self._shared).popitem(last=False)[0]
+        self._was_shared[block_id] = False
+        return block_id
+
+    def extend(self, block_ids: Sequence[BlockId]) -> None:
+        for block_id in block_ids:
+            (self._shared if self._was_shared[block_id] else self._exclusive)[block_id] = None
+
+    def remove(self, block_id: BlockId) -> None:
+        del (self._shared if block_id in self._shared else self._exclusive)[block_id]
+
+    def __len__(self) -> int:
+        return len(self._exclusive) + len(self._shared)
+
+    def __iter__(self) -> Iterator[BlockId]:
+        return chain(self._exclusive, self._shared)
+
+
+class BlockPool:
+    """Reference counts and the free list of one device.
+
+    A block is free exactly if its reference count is 0. `reserved` blocks at the low end of the ids are never
+    handed out. Raises AllocatorError for an unknown policy.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: str = "fifo",
+        *,
+        num_reserved: int = 0,
+        can_pull: bool = False,
+        has_text: Callable[[BlockId], bool] = lambda block_id: False,
+    ) -> None:
+        self.num_blocks = num_blocks - num_reserved
+        self.first_block = num_reserved
+        self.ref = [0] * num_blocks
+        self.was_shared = bytearray(num_blocks)
+        """Blocks that more than one sequence used since they were handed out (up to date under `exclusive_first`)."""
+        self.num_shared = 0
+        """Blocks whose reference count exceeds 1."""
+        self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, has_text)
+        self.pop = self.free.pop
+
+    def _free_list(
+        self, block_ids: range, policy: str, can_pull: bool, has_text: Callable[[BlockId], bool]
+    ) -> FreeList:
+        match policy:
+            case "fifo":
+                return LinkedFreeList(block_ids, is_fifo=True) if can_pull else PlainFifo(block_ids)
+            case "lifo":
+                return LinkedFreeList(block_ids, is_fifo=False) if can_pull else PlainLifo(block_ids)
+            case "lru":
+                return LruFreeList(block_ids, has_text)
+            case "exclusive_first":
+                return ExclusiveFirst(block_ids, self.was_shared)
+        raise AllocatorError(f"free_list {policy!r} is unknown; it is one of {', '.join(FREE_LIST_POLICIES)}")
+
+    def take(self, count: int) -> list[BlockId]:
+        """Hand out `count` blocks with reference count 1; the caller has checked that they are there."""
+        pop, ref = self.pop, self.ref
+        taken = [pop() for _ in range(count)]
+        for block_id in taken:
+            ref[block_id] = 1
+        return taken
+
+    def share(self, block_id: BlockId, count: int = 1) -> None:
+        """Add `count` references to a block that has one."""
+        before = self.ref[block_id]
+        self.ref[block_id] = before + count
+        if before == 1 and count:
+            self.num_shared += 1
+        self.was_shared[block_id] = True
+
+    def revive(self, block_id: BlockId) -> None:
+        """Give a free block its first reference without handing it out: its content is used again."""
+        self.free.remove(block_id)
+        self.ref[block_id] = 1
+        self.was_shared[block_id] = True
+
+    def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
+        """Drop one reference of each block of a table; returns those that became free, in walk order."""
+        ref = self.ref
+        walk = reversed(block_ids) if self.free.is_tail_first else block_ids
+        freed = []
+        for block_id in walk:
+            count = ref[block_id]
+            if count == 1:
+                freed.append(block_id)
+            elif count == 2:
+                self.num_shared -= 1
+            elif not count:
+                raise AllocatorError(f"block {block_id} is freed twice")
+            ref[block_id] = count - 1
+        self.free.extend(freed)
+        return freed

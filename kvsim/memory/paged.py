@@ -1,0 +1,601 @@
+"""The paged allocator: block tables over one pool, sharing with copy-on-write, swap, and a prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from kvsim.memory.audit import audit
+from kvsim.memory.block_pool import BlockPool
+from kvsim.memory.block_table import BlockTable, Slot, slot_of
+from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
+from kvsim.memory.journal import Journal
+from kvsim.memory.prefix_cache import PrefixIndex
+from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
+
+
+class PagedAllocator:
+    """A `KVAllocator` over `num_blocks` GPU blocks and `num_host_blocks` host blocks of `block_size` slots.
+
+    `free_list` is an order of `kvsim.memory.block_pool`. With `null_block` block 0 is never handed out and does not
+    count. `sliding_window` (tokens, a multiple of the block size) makes a table reuse its own blocks in a ring: entry
+    k is the same block as entry k - window/block_size. `upstream_faults` reproduces the leaks of the paper's engine:
+    surplus references (`num_refs`), blocks lost when an allocation runs out half-way, and a free of nothing that
+    passes in silence. `journal` observes every block.
+
+    Commands happen completely or raise and change nothing.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host_blocks: int = 0,
+        enable_prefix_caching: bool = False,
+        free_list: str = "fifo",
+        sliding_window: int | None = None,
+        null_block: bool = False,
+        upstream_faults: bool = False,
+        journal: Journal | None = None,
+    ) -> None:
+        _check_sizes(num_blocks, block_size, num_host_blocks, sliding_window, null_block)
+        if sliding_window and enable_prefix_caching:
+            raise AllocatorError("a sliding window overwrites blocks, so prefix caching cannot be on beside it")
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.upstream_faults = upstream_faults
+        self.window_blocks = sliding_window // block_size if sliding_window else 0
+        self.index = PrefixIndex(num_blocks)
+        self.pool = BlockPool(
+            num_blocks,
+            free_list,
+            num_reserved=int(null_block),
+            can_pull=enable_prefix_caching,
+            has_text=self.index.has_text,
+        )
+        self.host = BlockPool(num_host_blocks, "lifo" if free_list == "lifo" else "fifo")
+        self._tables: dict[SeqId, BlockTable] = {}
+        self._swapped: dict[SeqId, BlockTable] = {}
+        self._surplus: dict[BlockId, int] = {}
+        """References that belong to no table (the paper's engine's leaks)."""
+        self._ref = self.pool.ref
+        self._pop = self._pop_and_forget if enable_prefix_caching else self.pool.pop
+        self._num_filled = 0
+        self._num_logical = 0
+        self._num_shared_tails = 0
+        self._num_cached_idle = 0
+        self._num_leaked = 0
+        self._evicted: list[BlockId] = []
+        self.num_evicted = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.pool.free)
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self.host.num_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        return len(self.host.free)
+
+    @property
+    def num_filled_slots(self) -> int:
+        """Slots of used GPU blocks that hold KV which a table can reach, a shared slot once."""
+        return self._num_filled
+
+    @property
+    def num_logical_blocks(self) -> int:
+        """Table entries of the sequences on the GPU."""
+        return self._num_logical
+
+    @property
+    def num_shared_partial_tails(self) -> int:
+        """Partly filled blocks that more than one sequence shares: who writes there must copy first."""
+        return self._num_shared_tails
+
+    @property
+    def num_hashed_blocks(self) -> int:
+        """Blocks that carry a cached text, in use or free."""
+        return self.index.num_hashed
+
+    @property
+    def num_leaked_blocks(self) -> int:
+        """Blocks whose references belong to no table (`upstream_faults` only)."""
+        return self._num_leaked
+
+    def can_allocate(
+        self, num_tokens: int, *, prefix: PrefixMatch = NO_MATCH, reserve_tokens: int = 0, watermark_blocks: int = 0
+    ) -> AllocStatus:
+        """OK if new and revived blocks leave `watermark_blocks` free; NEVER if even the empty pool would not do."""
+        needed = self._table_blocks(num_tokens)
+        if self.num_blocks - needed < watermark_blocks:
+            return AllocStatus.NEVER
+        taken = needed - len(prefix.block_ids) + prefix.num_revived
+        return AllocStatus.OK if len(self.pool.free) - taken >= watermark_blocks else AllocStatus.LATER
+
+    def can_append(self, num_sequences: int) -> bool:
+        """The paper's engine's question: would one block for each of `num_sequences` sequences do?"""
+        return num_sequences <= len(self.pool.free)
+
+    def num_blocks_to_append(self, seq_id: SeqId, num_tokens: int = 1) -> int:
+        """Blocks that `append_slots(seq_id, num_tokens)` would take now, the copy of a shared tail included."""
+        return self._num_needed(self._table(seq_id), num_tokens)
+
+    def can_swap_out(self, seq_ids: Sequence[SeqId]) -> bool:
+        """The host has room for the sequences' distinct blocks."""
+        return len(self._distinct(self._table(seq_id) for seq_id in seq_ids)) <= len(self.host.free)
+
+    def can_swap_in(self, seq_ids: Sequence[SeqId], *, extra_blocks: int = 0, watermark_blocks: int = 0) -> bool:
+        """The distinct blocks and `extra_blocks` more (for the next tokens) leave `watermark_blocks` free."""
+        needed = self.num_swapped_blocks(seq_ids) + extra_blocks
+        return len(self.pool.free) - needed >= watermark_blocks
+
+    def num_swapped_blocks(self, seq_ids: Sequence[SeqId]) -> int:
+        """Distinct host blocks of swapped sequences: what bringing them back takes."""
+        return len(self._distinct(self._swapped_table(seq_id) for seq_id in seq_ids))
+
+    def match_prefix(self, keys: KeyChain, num_tokens: int) -> PrefixMatch:
+        if not self.enable_prefix_caching or num_tokens < 1:
+            return NO_MATCH
+        found = self.index.find(keys, (num_tokens - 1) // self.block_size)
+        ref = self._ref
+        num_revived = sum(1 for block_id in found if not ref[block_id])
+        return PrefixMatch(len(found) * self.block_size, tuple(found), num_revived, num_tokens)
+
+    def allocate(
+        self,
+        seq_id: SeqId,
+        num_tokens: int,
+        *,
+        keys: KeyChain | None = None,
+        prefix: PrefixMatch = NO_MATCH,
+        reserve_tokens: int = 0,
+        sharers: Sequence[SeqId] = (),
+        num_refs: int | None = None,
+    ) -> None:
+        """Give `seq_id` a table; hit blocks first, then new ones in logical order.
+
+        `sharers` get equal tables over the same blocks (samples that start together). `num_refs` sets the reference
+        count where the paper's engine counts more sequences than get a table (`upstream_faults` only).
+        Raises OutOfBlocks; AllocatorError if a sequence has a table, or the match is out of date.
+        """
+        owners = (seq_id, *sharers)
+        num_new = self._table_blocks(num_tokens) - len(prefix.block_ids)
+        surplus = self._check_allocate(owners, num_tokens, prefix, num_refs)
+        self._check_room(num_new, len(self.pool.free) - self._num_idle(prefix.block_ids))
+        for block_id in prefix.block_ids:
+            self._reference(block_id)
+        blocks = [*prefix.block_ids, *self._take(num_new)]
+        self._share_all(blocks, len(owners) - 1, surplus)
+        table = BlockTable(self._unrolled(blocks, self._ceil(num_tokens)), num_tokens)
+        table.num_registered = len(prefix.block_ids)
+        table.node = self.index.node_of[blocks[table.num_registered - 1]] if prefix.block_ids else self.index.root
+        table.keys = keys
+        self._count_new(table, num_tokens - prefix.num_tokens, len(owners))
+        for owner in owners:
+            self._tables[owner] = table.copy()
+        self.num_hit_tokens += prefix.num_tokens
+        self.num_queried_tokens += prefix.num_queried
+
+    def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
+        try:
+            table = self._tables[seq_id]
+        except KeyError:
+            raise self._no_table(seq_id) from None
+        blocks = table.block_ids
+        room = len(blocks) * self.block_size - table.num_tokens
+        if self.window_blocks or (room and self._ref[blocks[-1]] != 1):
+            return self._append_stepwise(table, num_tokens)
+        if room >= num_tokens > 0:
+            table.num_tokens += num_tokens
+            self._num_filled += num_tokens
+            return ()
+        if not 0 < num_tokens - room <= self.block_size:
+            return self._append_stepwise(table, num_tokens)
+        try:
+            block_id = self._pop()
+        except LookupError:
+            raise OutOfBlocks(1, 0) from None
+        self._ref[block_id] = 1
+        blocks.append(block_id)
+        table.num_tokens += num_tokens
+        self._num_filled += num_tokens
+        self._num_logical += 1
+        return ()
+
+    def register(self, seq_id: SeqId, num_tokens: int) -> None:
+        """Make the full blocks of the first `num_tokens` tokens findable.
+
+        Raises AllocatorError if fewer are stored: a block must not be found before it is filled.
+        """
+        table = self._table(seq_id)
+        if not self.enable_prefix_caching or table.keys is None:
+            return
+        if num_tokens > table.num_tokens:
+            raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, {num_tokens} are registered")
+        num_full = table.keys.num_full_blocks(num_tokens)
+        node = table.node or self.index.root
+        for index in range(table.num_registered, num_full):
+            node = self.index.add(table.block_ids[index], node, table.keys.link(index))
+            table.node = node
+            table.num_registered = index + 1
+
+    def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
+        is_swapped = parent_id in self._swapped
+        parent = self._swapped[parent_id] if is_swapped else self._table(parent_id)
+        self._check_new(child_id)
+        child = parent.copy()
+        child.keys = keys
+        if not is_swapped:
+            self._num_shared_tails += self._is_partial(parent) and self._ref[parent.block_ids[-1]] == 1
+            self._num_logical += len(child.block_ids)
+        pool = self.host if is_swapped else self.pool
+        # The paper's engine counts every occurrence of a ring's block here, and drops one at the free.
+        for block_id in child.block_ids if self.upstream_faults else self._ring(child):
+            pool.share(block_id)
+        (self._swapped if is_swapped else self._tables)[child_id] = child
+
+    def free(self, seq_id: SeqId) -> None:
+        if seq_id in self._tables:
+            self._release(self._tables.pop(seq_id))
+        elif seq_id in self._swapped:
+            self.host.release(self._ring(self._swapped.pop(seq_id)))
+        elif not self.upstream_faults:
+            raise self._no_table(seq_id)
+
+    def swap_out(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
+        tables = self._each(seq_ids, self._table)
+        if len(self._distinct(tables)) > len(self.host.free):
+            return None
+        moved = self._copy_tables(tables, self.host, self.host.take)
+        for seq_id, table, host_ids in zip(seq_ids, tables, moved.tables, strict=True):
+            self._release(table)
+            table.block_ids = host_ids
+            # Restored blocks are new ones: they are findable when they are registered again.
+            table.num_registered, table.node = 0, self.index.root
+            self._swapped[seq_id] = self._tables.pop(seq_id)
+        return moved.transfer
+
+    def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
+        tables = self._each(seq_ids, self._swapped_table)
+        if len(self._distinct(tables)) > len(self.pool.free):
+            return None
+        moved = self._copy_tables(tables, self.pool, self._take)
+        for seq_id, table, gpu_ids in zip(seq_ids, tables, moved.tables, strict=True):
+            self.host.release(self._ring(table))
+            table.block_ids = gpu_ids
+            self._tables[seq_id] = self._swapped.pop(seq_id)
+        self._count_returned(tables)
+        return moved.transfer
+
+    def has_table(self, seq_id: SeqId) -> bool:
+        return seq_id in self._tables or seq_id in self._swapped
+
+    def is_swapped(self, seq_id: SeqId) -> bool:
+        """Its table holds host block ids."""
+        return seq_id in self._swapped
+
+    def seq_ids(self) -> tuple[SeqId, ...]:
+        """Sequences that have a table, swapped ones last."""
+        return (*self._tables, *self._swapped)
+
+    def num_tokens(self, seq_id: SeqId) -> int:
+        return self._any_table(seq_id).num_tokens
+
+    def num_slots(self, seq_id: SeqId) -> int:
+        return len(self._any_table(seq_id).block_ids) * self.block_size
+
+    def block_table(self, seq_id: SeqId) -> tuple[BlockId, ...]:
+        """A snapshot of the table, in logical order; host ids if the sequence is swapped."""
+        return tuple(self._any_table(seq_id).block_ids)
+
+    def slot(self, seq_id: SeqId, position: int) -> Slot:
+        """Where the KV of the sequence's token at `position` lives. Raises AllocatorError beyond the stored tokens."""
+        table = self._any_table(seq_id)
+        if not 0 <= position < table.num_tokens:
+            raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, none at position {position}")
+        return slot_of(table.block_ids, position, self.block_size)
+
+    def check_write(self, seq_id: SeqId, position: int) -> None:
+        """Raise AllocatorError if writing the KV of token `position` would change a block that others read."""
+        block_id = self.slot(seq_id, position).block_id
+        num_refs = (self.host if seq_id in self._swapped else self.pool).ref[block_id]
+        if num_refs > 1:
+            raise AllocatorError(
+                f"sequence {seq_id!r} writes position {position} into block {block_id}, which {num_refs} tables share"
+            )
+
+    def ref_count(self, block_id: BlockId) -> int:
+        return self.pool.ref[block_id]
+
+    def host_ref_count(self, block_id: BlockId) -> int:
+        return self.host.ref[block_id]
+
+    def is_shared(self, block_id: BlockId) -> bool:
+        """More than one table names the block now."""
+        return self.pool.ref[block_id] > 1
+
+    def free_block_ids(self) -> tuple[BlockId, ...]:
+        """The free list front to back (`lifo`: from the bottom of the stack to its top)."""
+        return tuple(self.pool.free)
+
+    def free_host_block_ids(self) -> tuple[BlockId, ...]:
+        return tuple(self.host.free)
+
+    def take_evicted(self) -> list[BlockId]:
+        """Blocks that lost their cached text since the last call of this method, in order."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def usage(self) -> Usage:
+        num_free = len(self.pool.free)
+        return Usage(
+            num_blocks=self.pool.num_blocks,
+            num_used=self.pool.num_blocks - num_free,
+            num_cached_idle=self._num_cached_idle,
+            num_free=num_free - self._num_cached_idle,
+            num_shared=self.pool.num_shared,
+            num_evicted=self.num_evicted,
+            num_host_used=self.host.num_blocks - len(self.host.free),
+            num_host_blocks=self.host.num_blocks,
+            num_logical=self._num_logical,
+        )
+
+    def audit(self) -> None:
+        audit(self)
+
+    def _ceil(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _table_blocks(self, num_tokens: int) -> int:
+        """Physical blocks of an unshared table."""
+        needed = self._ceil(num_tokens)
+        return min(needed, self.window_blocks) if self.window_blocks else needed
+
+    def _table(self, seq_id: SeqId) -> BlockTable:
+        try:
+            return self._tables[seq_id]
+        except KeyError:
+            raise self._no_table(seq_id) from None
+
+    def _swapped_table(self, seq_id: SeqId) -> BlockTable:
+        try:
+            return self._swapped[seq_id]
+        except KeyError:
+            raise AllocatorError(f"sequence {seq_id!r} is not swapped out") from None
+
+    def _any_table(self, seq_id: SeqId) -> BlockTable:
+        return self._swapped[seq_id] if seq_id in self._swapped else self._table(seq_id)
+
+    def _no_table(self, seq_id: SeqId) -> AllocatorError:
+        if seq_id in self._swapped:
+            return AllocatorError(f"sequence {seq_id!r} is swapped out; swap it in first")
+        return AllocatorError(f"sequence {seq_id!r} has no block table (never allocated, or freed already)")
+
+    def _check_new(self, seq_id: SeqId) -> None:
+        if self.has_table(seq_id):
+            raise AllocatorError(f"sequence {seq_id!r} has a block table already")
+
+    def _check_allocate(
+        self, owners: Sequence[SeqId], num_tokens: int, prefix: PrefixMatch, num_refs: int | None
+    ) -> int:
+        """Refuse what cannot be meant; returns the surplus references."""
+        for owner in owners:
+            self._check_new(owner)
+        if len(set(owners)) < len(owners):
+            raise AllocatorError(f"sequences {owners!r} are not distinct")
+        if num_tokens < 1 or num_tokens < prefix.num_tokens:
+            raise AllocatorError(f"cannot allocate {num_tokens} tokens with a hit of {prefix.num_tokens}")
+        if prefix.num_tokens != len(prefix.block_ids) * self.block_size or not self.index.is_path(prefix.block_ids):
+            raise AllocatorError(f"the prefix match {prefix.block_ids} is out of date; match again before allocating")
+        surplus = 0 if num_refs is None else num_refs - len(owners)
+        if surplus < 0 or (surplus and not self.upstream_faults):
+            raise AllocatorError(f"{num_refs} references for {len(owners)} tables; only upstream_faults allows more")
+        return surplus
+
+    def _check_room(self, needed: int, available: int) -> None:
+        if needed <= available:
+            return
+        if self.upstream_faults:
+            # The paper's engine takes what there is before it raises, and nobody ever returns it.
+            for block_id in self._take(available):
+                self._surplus[block_id] = 1
+            self._num_leaked += available
+        raise OutOfBlocks(needed, available)
+
+    def _num_idle(self, block_ids: Iterable[BlockId]) -> int:
+        ref = self._ref
+        return sum(1 for block_id in block_ids if not ref[block_id])
+
+    def _reference(self, block_id: BlockId) -> None:
+        """One more table reads a cached block."""
+        if self._ref[block_id]:
+            self.pool.share(block_id)
+        else:
+            self.pool.revive(block_id)
+            self._num_cached_idle -= 1
+            self._num_filled += self.block_size
+
+    def _pop_and_forget(self) -> BlockId:
+        """Hand out the next block; if it carries a cached text, that is evicted now and not before."""
+        block_id = self.pool.pop()
+        if self.index.drop(block_id):
+            self._evicted.append(block_id)
+            self.num_evicted += 1
+            self._num_cached_idle -= 1
+        return block_id
+
+    def _take(self, count: int) -> list[BlockId]:
+        """Hand out `count` blocks with one reference each; the caller has checked that they are there."""
+        taken = [self._pop() for _ in range(count)]
+        for block_id in taken:
+            self._ref[block_id] = 1
+        return taken
+
+    def _share_all(self, block_ids: Sequence[BlockId], num_sharers: int, surplus: int) -> None:
+        if num_sharers + surplus:
+            for block_id in block_ids:
+                self.pool.share(block_id, num_sharers + surplus)
+        if surplus:
+            for block_id in block_ids:
+                self._surplus[block_id] = self._surplus.get(block_id, 0) + surplus
+
+    def _unrolled(self, block_ids: list[BlockId], length: int) -> list[BlockId]:
+        """A table of `length` entries; beyond the window it goes round the ring of its own blocks."""
+        if length <= len(block_ids):
+            return block_ids
+        return [block_ids[index % self.window_blocks] for index in range(length)]
+
+    def _ring(self, table: BlockTable) -> list[BlockId]:
+        """The table's blocks, each once."""
+        return list(dict.fromkeys(table.block_ids)) if self.window_blocks else table.block_ids
+
+    def _distinct(self, tables: Iterable[BlockTable]) -> set[BlockId]:
+        return {block_id for table in tables for block_id in table.block_ids}
+
+    def _each(self, seq_ids: Sequence[SeqId], find: Callable[[SeqId], BlockTable]) -> list[BlockTable]:
+        if len(set(seq_ids)) < len(seq_ids):
+            raise AllocatorError(f"sequences {tuple(seq_ids)!r} are not distinct")
+        return [find(seq_id) for seq_id in seq_ids]
+
+    def _tail_fill(self, table: BlockTable) -> int:
+        """Slots of the last block that hold KV; a ring that has gone round is full of older tokens."""
+        if self.window_blocks and len(table.block_ids) > self.window_blocks:
+            return self.block_size
+        return table.num_tokens - (len(table.block_ids) - 1) * self.block_size
+
+    def _is_partial(self, table: BlockTable) -> bool:
+        return self._tail_fill(table) < self.block_size
+
+    def _num_physical_slots(self, table: BlockTable) -> int:
+        """Filled slots of the table's blocks."""
+        num_tokens = table.num_tokens
+        return min(num_tokens, self.window_blocks * self.block_size) if self.window_blocks else num_tokens
+
+    def _count_new(self, table: BlockTable, num_computed: int, num_owners: int) -> None:
+        self._num_filled += self._num_physical_slots(table) - (table.num_tokens - num_computed)
+        self._num_logical += num_owners * len(table.block_ids)
+        self._num_shared_tails += self._is_partial(table) and self._ref[table.block_ids[-1]] > 1
+
+    def _count_returned(self, tables: Sequence[BlockTable]) -> None:
+        fills: dict[BlockId, int] = {}
+        for table in tables:
+            self._num_logical += len(table.block_ids)
+            fills.update(dict.fromkeys(table.block_ids, self.block_size))
+            fills[table.block_ids[-1]] = self._tail_fill(table)
+        for block_id, fill in fills.items():
+            self._num_filled += fill
+            self._num_shared_tails += fill < self.block_size and self._ref[block_id] > 1
+
+    def _num_needed(self, table: BlockTable, num_tokens: int) -> int:
+        """Blocks to take for `num_tokens` more tokens: growth, and copies of shared blocks that are written."""
+        first = table.num_tokens // self.block_size
+        last = self._ceil(table.num_tokens + num_tokens)
+        if not self.window_blocks:
+            is_copied = first < len(table.block_ids) and num_tokens > 0 and self._ref[table.block_ids[-1]] > 1
+            return last - len(table.block_ids) + is_copied
+        num_held = len(table.block_ids)
+        written = {index % self.window_blocks for index in range(first, min(last, first + self.window_blocks))}
+        return sum(1 for index in written if index >= num_held or self._ref[table.block_ids[index]] > 1)
+
+    def _append_stepwise(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """The whole rule, a block at a time: go round the ring or grow, copy what is shared, then write."""
+        if num_tokens < 1:
+            raise AllocatorError(f"cannot append {num_tokens} tokens; append at least 1")
+        needed = self._num_needed(table, num_tokens)
+        if needed > len(self.pool.free):
+            raise OutOfBlocks(needed, len(self.pool.free))
+        copies = []
+        end = table.num_tokens + num_tokens
+        while table.num_tokens < end:
+            if table.num_tokens == len(table.block_ids) * self.block_size:
+                self._grow(table)
+            if self._ref[table.block_ids[-1]] > 1:
+                copies.append(self._copy_tail(table))
+            before = self._num_physical_slots(table)
+            table.num_tokens = min(end, len(table.block_ids) * self.block_size)
+            self._num_filled += self._num_physical_slots(table) - before
+        return tuple(copies)
+
+    def _grow(self, table: BlockTable) -> None:
+        length = len(table.block_ids)
+        if self.window_blocks and length >= self.window_blocks:
+            table.block_ids.append(table.block_ids[length % self.window_blocks])
+        else:
+            table.block_ids += self._take(1)
+        self._num_logical += 1
+
+    def _copy_tail(self, table: BlockTable) -> BlockCopy:
+        """Copy-on-write: take the new block, point the table at it, then drop the old one."""
+        old, fill = table.block_ids[-1], self._tail_fill(table)
+        (new,) = self._take(1)
+        if self.window_blocks and not self.upstream_faults:
+            table.block_ids = [new if block_id == old else block_id for block_id in table.block_ids]
+        table.block_ids[-1] = new
+        self._num_filled += fill
+        self._num_shared_tails -= fill < self.block_size and self._ref[old] == 2
+        self.pool.release([old])
+        self._count_leaks([old], {old: fill})
+        return BlockCopy(old, new, fill)
+
+    def _release(self, table: BlockTable) -> None:
+        tail = table.block_ids[-1]
+        fill = self._tail_fill(table)
+        self._num_shared_tails -= fill < self.block_size and self._ref[tail] == 2
+        freed = self.pool.release(self._ring(table))
+        self._num_logical -= len(table.block_ids)
+        self._num_filled -= len(freed) * self.block_size
+        if not self._ref[tail]:
+            self._num_filled += self.block_size - fill
+        if self.enable_prefix_caching:
+            node_of = self.index.node_of
+            self._num_cached_idle += sum(1 for block_id in freed if node_of[block_id] is not None)
+        self._count_leaks(table.block_ids, {tail: fill})
+
+    def _count_leaks(self, block_ids: Iterable[BlockId], fills: dict[BlockId, int]) -> None:
+        """A block that only surplus references hold is lost; what it holds will not be read again."""
+        if not self._surplus:
+            return
+        for block_id in block_ids:
+            if self._ref[block_id] and self._ref[block_id] == self._surplus.get(block_id):
+                self._num_leaked += 1
+                self._num_filled -= fills.get(block_id, self.block_size)
+
+    def _copy_tables(
+        self, tables: Sequence[BlockTable], pool: BlockPool, take: Callable[[int], list[BlockId]]
+    ) -> _Moved:
+        """Give every distinct block of the tables a new one in `pool`, shared as it was."""
+        target: dict[BlockId, BlockId] = {}
+        for table in tables:
+            for block_id in self._ring(table):
+                if block_id in target:
+                    pool.share(target[block_id])
+                else:
+                    target[block_id] = take(1)[0]
+        transfer = tuple(BlockMove(src, dst) for src, dst in target.items())
+        return _Moved(transfer, [[target[block_id] for block_id in table.block_ids] for table in tables])
+
+
+class _Moved(NamedTuple):
+    transfer: Transfer
+    tables: list[list[BlockId]]
+
+
+def _check_sizes(
+    num_blocks: int, block_size: int, num_host_blocks: int, sliding_window: int | None, null_block: bool
+) -> None:
+    if block_size < 1:
+        raise AllocatorError(f"block_size is {block_size}; it must be at least 1")
+    if num_blocks < 1 + null_block or num_host_blocks < 0:
+        raise AllocatorError(f"num_blocks is {num_blocks} and num_host_blocks {num_host_blocks}; that is too few")
+    if sliding_window is not None and (sliding_window < block_size or sliding_window % block_size):
+        raise AllocatorError(f"sliding_window is {sliding_window}; it must be a multiple of block_size {block_size}")
