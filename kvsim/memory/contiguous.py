@@ -28,7 +28,7 @@ class NoHole(OutOfBlocks):
 
 
 class RegionMove(NamedTuple):
-    """Compaction copies the first `num_tokens` slots of a sequence's region from `src` to `dst`.
+    """Copy the first `num_tokens` slots of a region from address `src` to `dst` (compaction, or a fork).
 
     The moves of one compaction happen at once: all is read before anything is written.
     """
@@ -59,7 +59,7 @@ class ContiguousAllocator:
     host pool (`swap_out` answers None), and **`fork` copies**: the child needs a region of its own, either one that
     was set aside for it at admission by `allocate(child, 0, reserve_tokens=parent's slots)` (then `fork` cannot run
     out; a request with n samples is admitted as n regions), or one taken by `fork` itself, which raises NoHole
-    if none is large enough. `fork_copies` says what must be copied.
+    if none is large enough. `fork_move` says what must be copied.
 
     Used slots are those asked for; what the buddy placement adds is `Usage.num_rounding_slots`.
     `compaction="on_demand"` lets `make_room` slide regions together when only a hole is missing.
@@ -101,6 +101,16 @@ class ContiguousAllocator:
     def largest_hole(self) -> int:
         """The largest region that can be taken now (buddy: the largest free aligned power of two), in slots."""
         return self._space.largest_hole
+
+    @property
+    def max_region(self) -> int:
+        """The largest region an empty space can give, in slots."""
+        return self._space.max_extent
+
+    def max_regions(self, num_slots: int) -> int:
+        """How many regions of `num_slots` slots fit into the empty space."""
+        size = self._space.extent_size(num_slots)
+        return self._space.num_slots // size if 0 < size <= self._space.max_extent else 0
 
     def holes(self) -> tuple[Extent, ...]:
         """The free extents (start, size), by address; the buddy placement's are aligned powers of two."""
@@ -144,10 +154,10 @@ class ContiguousAllocator:
         region = self._region(seq_id)
         return range(region.start, region.start + region.length)
 
-    def fork_copies(self, parent_id: SeqId, child_id: SeqId) -> tuple[BlockCopy, ...]:
-        """The slot copies that a fork owes: one BlockCopy of one token for every token the child holds."""
+    def fork_move(self, parent_id: SeqId, child_id: SeqId) -> RegionMove:
+        """The copy that a fork owes: the child's tokens, from the parent's region to its own."""
         src, dst = self._region(parent_id), self._region(child_id)
-        return tuple(BlockCopy(src.start + offset, dst.start + offset, 1) for offset in range(dst.num_tokens))
+        return RegionMove(child_id, src.start, dst.start, dst.num_tokens)
 
     def usage(self) -> Usage:
         space = self._space

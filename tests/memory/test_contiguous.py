@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.memory.contiguous import ContiguousAllocator, NoHole, num_moved_slots, placements
-from kvsim.memory.interface import BlockCopy, KVAllocator
+from kvsim.memory.contiguous import ContiguousAllocator, NoHole, RegionMove, num_moved_slots, placements
+from kvsim.memory.interface import KVAllocator
 from kvsim.types import AllocatorError, AllocStatus, LawViolation
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
@@ -81,6 +81,11 @@ def test_buddy_holds_exactly_seven_requests_of_2048_in_15728_slots():
     assert allocator.largest_hole == 8192
 
 
+@pytest.mark.parametrize(("placement", "slots", "answer"), [("buddy", 2048, 7), ("buddy", 1025, 7), ("buddy", 8193, 0)])
+def test_max_regions_of_an_empty_space(placement, slots, answer):
+    assert ContiguousAllocator(15_728, placement=placement).max_regions(slots) == answer
+
+
 def test_buddy_rounding_is_counted_on_its_own():
     allocator = ContiguousAllocator(64, placement="buddy")
     allocator.allocate("A", 3, reserve_tokens=14)
@@ -116,7 +121,7 @@ def test_fork_copies_into_a_region_set_aside_at_admission():
     allocator.fork("parent", "child")
     assert allocator.num_free_blocks == free
     assert allocator.num_tokens("child") == 3
-    assert allocator.fork_copies("parent", "child") == (BlockCopy(0, 6, 1), BlockCopy(1, 7, 1), BlockCopy(2, 8, 1))
+    assert allocator.fork_move("parent", "child") == RegionMove("child", 0, 6, 3)
     with pytest.raises(AllocatorError, match="3 of them filled"):
         allocator.fork("parent", "child")
 
