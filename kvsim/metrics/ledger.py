@@ -11,10 +11,10 @@ partial tail is shared (between a fork and its first write) the ledger recounts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from kvsim.memory.interface import KVAllocator
+from kvsim.memory.interface import KVAllocator, Usage
 from kvsim.request import Sequence
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
@@ -47,24 +47,26 @@ class Correction(NamedTuple):
 class _Held:
     """What the ledger remembers of one sequence with a table."""
 
-    __slots__ = ("over", "since_ns", "since_saturated_ns", "since_step", "slots", "stored")
+    __slots__ = ("over", "since_ns", "since_saturated_ns", "since_step", "slots")
 
-    def __init__(self, slots: int, over: int, stored: int) -> None:
+    def __init__(self, slots: int, over: int) -> None:
         self.slots = slots
         self.over = over
         """Slots beyond its final length: never to be filled."""
-        self.stored = stored
-        """Stored tokens when it was last moved to the host (swap)."""
         self.since_step = 0
         self.since_ns = 0
         self.since_saturated_ns = 0
 
 
 class Ledger:
-    """Counts the six parts of one scheduler's memory. Reads the scheduler; never changes it."""
+    """Counts the six parts of one scheduler's memory. Reads the scheduler; never changes it.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `on_release(seq, num_slots)` is told of every table that goes, with its size.
+    """
+
+    def __init__(self, scheduler: Scheduler, on_release: Callable[[Sequence, int], None]) -> None:
         self.scheduler = scheduler
+        self.on_release = on_release
         self.allocator: KVAllocator = scheduler.allocator
         self.block_size = self.allocator.block_size
         self.capacity = self.allocator.num_blocks * self.block_size
@@ -79,10 +81,13 @@ class Ledger:
         self._stored = 0
         self._slots = 0
         self._over = 0
-        self._must_recount = getattr(self.allocator, "sliding_window", None) is not None
+        self._has_leaks = getattr(self.allocator, "upstream_faults", False)
+        self._is_contiguous = self.block_size == 1 and hasattr(self.allocator, "holes")
 
-    def measure(self, plan: StepPlan) -> Parts:
+    def measure(self, plan: StepPlan, usage: Usage) -> Parts:
         """The parts while the step runs: its allocations made, its tokens counted as stored."""
+        for seq in plan.released:
+            self._release(seq, 0)
         for preemption in plan.preempted:
             self._release(preemption.seq, preemption.num_stored_tokens)
             if preemption.is_swap:
@@ -91,13 +96,13 @@ class Ledger:
             self._hold(admission.seq, admission.num_hit_tokens)
         for seq in plan.resumed:
             self._hold(seq, self._swapped.pop(seq.seq_id))
-        for seq in plan.grown:
-            self._regrow(seq)
+        if plan.grown:
+            self._regrow(plan.grown)
         shape = plan.shape
         self._stored += shape.num_decodes
         for _, num_tokens in shape.prefills:
             self._stored += num_tokens
-        return self._parts(plan)
+        return self._parts(plan, usage)
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
         """The measured step took this long."""
@@ -110,8 +115,14 @@ class Ledger:
         """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
         for fork in outcome.forks:
             self._hold(fork.child, fork.child.num_computed_tokens)
+        retained = {seq.seq_id for seq in outcome.retained}
         for seq in outcome.ended:
-            self._release(seq, seq.num_computed_tokens)
+            if seq.seq_id in retained:
+                self._retain(seq)
+            else:
+                self._release(seq, seq.num_computed_tokens)
+        for seq in outcome.released:
+            self._release(seq, 0)
         for seq in outcome.pruned:
             self._end_early(seq)
 
@@ -121,27 +132,30 @@ class Ledger:
             self._end_early(seq)
 
     def _hold(self, seq: Sequence, num_stored: int) -> None:
-        slots = self.allocator.num_slots(seq.seq_id)
-        held = _Held(slots, max(0, slots - seq.final_len), num_stored)
-        self._held[seq.seq_id] = held
         self._stored += num_stored
+        if seq.seq_id in self._held:
+            return
+        slots = self.allocator.num_slots(seq.seq_id)
+        held = self._held[seq.seq_id] = _Held(slots, max(0, slots - seq.final_len))
         self._slots += slots
         self._over += held.over
         self._mark(held)
 
-    def _regrow(self, seq: Sequence) -> None:
-        held = self._held[seq.seq_id]
-        slots = self.allocator.num_slots(seq.seq_id)
-        if slots == held.slots:
-            return
-        over = slots - seq.final_len
-        if over < 0:
-            over = 0
-        self._slots += slots - held.slots
-        self._over += over - held.over
-        held.slots = slots
-        held.over = over
-        self._mark(held)
+    def _regrow(self, grown: tuple[Sequence, ...]) -> None:
+        num_slots, all_held = self.allocator.num_slots, self._held
+        for seq in grown:
+            held = all_held[seq.seq_id]
+            slots = num_slots(seq.seq_id)
+            if slots == held.slots:
+                continue
+            self._slots += slots - held.slots
+            held.slots = slots
+            if slots > seq.final_len:
+                self._over += slots - seq.final_len - held.over
+                held.over = slots - seq.final_len
+            held.since_step = self.num_steps
+            held.since_ns = self.elapsed_ns
+            held.since_saturated_ns = self.saturated_ns
 
     def _mark(self, held: _Held) -> None:
         held.since_step = self.num_steps
@@ -154,7 +168,15 @@ class Ledger:
             self._stored -= num_stored
             self._slots -= held.slots
             self._over -= held.over
+            self.on_release(seq, held.slots)
         return held
+
+    def _retain(self, seq: Sequence) -> None:
+        """It ended and keeps its memory: nothing in there will be read."""
+        held = self._held[seq.seq_id]
+        self._stored -= seq.num_computed_tokens
+        self._over += held.slots - held.over
+        held.over = held.slots
 
     def _end_early(self, seq: Sequence) -> None:
         self._swapped.pop(seq.seq_id, None)
@@ -173,17 +195,21 @@ class Ledger:
                 )
             )
 
-    def _parts(self, plan: StepPlan) -> Parts:
-        usage = self.allocator.usage()
-        token_states = self._stored - (usage.num_logical - usage.num_used) * self.block_size
+    def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
+        size = self.block_size
+        token_states = self._stored - (usage.num_logical - usage.num_used) * size
         reserved = self._slots - self._over - self._stored
-        internal = self._over
-        free = usage.num_free * self.block_size
+        internal = self._over + self._num_leaked() * size
         external = usage.num_rounding_slots
-        if plan.waits_for_memory and usage.num_rounding_slots + plan.head_slots <= free:
+        free = usage.num_free * size
+        if plan.waits_for_memory and plan.head_slots <= free and self._is_contiguous:
             external += free
             free = 0
-        return Parts(token_states, reserved, internal, external, usage.num_cached_idle * self.block_size, free)
+        return Parts(token_states, reserved, internal, external, usage.num_cached_idle * size, free)
+
+    def _num_leaked(self) -> int:
+        """Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for."""
+        return getattr(self.allocator, "num_leaked_blocks", 0) if self._has_leaks else 0
 
 
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -200,7 +226,7 @@ def recount(scheduler: Scheduler) -> tuple[int, int, int]:
             wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
     token_states = sum(filled.values())
     reserved = sum(max(0, wanted[block_id] - fill) for block_id, fill in filled.items())
-    return token_states, reserved, len(filled) * size - token_states - reserved
+    return token_states, reserved, allocator.usage().num_used * size - token_states - reserved
 
 
 def check_parts(parts: Parts, capacity: int, step: int) -> None:

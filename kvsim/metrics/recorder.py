@@ -7,16 +7,18 @@ follows a prefill, a pause or a skipped step have a gap of their own, and those 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvsim.memory.interface import Usage
 from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable
 from kvsim.metrics.ledger import Ledger, Parts, check_parts, recount
 from kvsim.request import Request, Sequence, Status
 from kvsim.scheduling.interface import Scheduler
-from kvsim.scheduling.plan import Admission, PrefillChunk, StepOutcome, StepPlan
+from kvsim.scheduling.plan import Admission, PrefillChunk, Rejection, StepOutcome, StepPlan
 from kvsim.types import LawViolation, Ns
 
 STEP_FIELDS = (
@@ -141,7 +143,7 @@ class Recorder:
     ) -> None:
         kept = frozenset(record)
         self.scheduler = scheduler
-        self.ledger = Ledger(scheduler)
+        self.ledger = Ledger(scheduler, self._on_release)
         self.capacity = self.ledger.capacity
         self.check = check
         self.keeps_requests = "requests" in kept
@@ -152,7 +154,9 @@ class Recorder:
         self.ended = EndedRequests(keep_rows=self.keeps_requests)
         self.gaps = Gaps()
         self._high_water: dict[int, int] = {}
-        self._parts: Parts | None = None
+        self._num_forked = 0
+        self._planned: deque[tuple[int, Parts, Usage]] = deque()
+        """Memory at the plans that were not applied yet: one, or two in asynchronous scheduling."""
         self._num_evicted = 0
         self._block_size = scheduler.allocator.block_size
         self.table_entry_bytes = 4
@@ -183,31 +187,38 @@ class Recorder:
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         """The step begins: measure memory and note what the plan decided."""
-        self._parts = self.ledger.measure(plan)
+        usage = self.scheduler.allocator.usage()
+        parts = self.ledger.measure(plan, usage)
+        if sum(parts) != self.capacity or min(parts) < 0:
+            check_parts(parts, self.capacity, plan.step)
+        self._planned.append((plan.step, parts, usage))
         for rejection in plan.rejected:
-            log = self.live.pop(rejection.seq.request.request_id, None)
-            if log is not None:
-                log.num_output_tokens = rejection.seq.num_output_tokens
-                self.gaps.on_stop(rejection.seq)
-                self._end(log, Status.REJECTED, rejection.reason, now)
+            self._on_rejected(rejection, now)
         for preemption in plan.preempted:
             self._on_preempted(preemption.seq, preemption.num_stored_tokens, preemption.is_swap)
         for admission in plan.admitted:
             self._on_admitted(admission, now)
+        for seq in plan.resumed:
+            self.gaps.on_resume(seq)
         if self._high_water:
             for chunk in plan.prefills:
                 self._on_chunk(chunk)
-        for seq in plan.resumed:
-            self.gaps.on_resume(seq)
-            self._on_grown(seq)
-        for seq in plan.grown:
-            self._on_grown(seq)
         if plan.copies:
             self._on_copies(plan)
+        if self._num_forked:
+            self._on_forked_growth(plan)
         if plan.skipped:
             self.gaps.on_skipped(plan.skipped)
         if self.check:
-            self._check(plan)
+            self._check(plan, parts)
+
+    def _on_rejected(self, rejection: Rejection, now: Ns) -> None:
+        """An engine gave up on a request that it had taken in (vllm-v0 ignores a prompt it cannot hold)."""
+        log = self.live.pop(rejection.seq.request.request_id, None)
+        if log is not None:
+            log.num_output_tokens = rejection.seq.num_output_tokens
+            self.gaps.on_stop(rejection.seq)
+            self._end(log, Status.REJECTED, rejection.reason, now)
 
     def _on_preempted(self, seq: Sequence, num_stored: int, is_swap: bool) -> None:
         self.totals.num_preemptions += 1
@@ -227,7 +238,6 @@ class Recorder:
             log.prefix_hit_tokens += admission.num_hit_tokens
             self.totals.prefix_cache_hits += admission.num_hit_tokens
             self.totals.prefix_cache_queries += seq.prompt_len
-        self._on_grown(seq)
 
     def _on_chunk(self, chunk: PrefillChunk) -> None:
         stored_before = self._high_water.get(chunk.seq.seq_id, 0)
@@ -236,15 +246,21 @@ class Recorder:
             self.totals.num_recomputed_tokens += again
             self.live[chunk.seq.request.request_id].num_recomputed_tokens += again
 
-    def _on_grown(self, seq: Sequence) -> None:
-        log = self.live[seq.request.request_id]
-        if log.sequences is None:
-            num_blocks = self.scheduler.allocator.num_slots(seq.seq_id) // self._block_size
-        else:
-            tables = (self.scheduler.allocator.block_table(s.seq_id) for s in log.sequences)
-            num_blocks = len({block_id for table in tables for block_id in table})
-        if num_blocks > log.peak_blocks:
+    def _on_release(self, seq: Sequence, num_slots: int) -> None:
+        """A table goes; it only ever grew, so its size is its peak."""
+        log = self.live.get(seq.request.request_id)
+        num_blocks = num_slots // self._block_size
+        if log is not None and log.sequences is None and num_blocks > log.peak_blocks:
             log.peak_blocks = num_blocks
+
+    def _on_forked_growth(self, plan: StepPlan) -> None:
+        """Forked requests share blocks: count the distinct ones."""
+        block_table = self.scheduler.allocator.block_table
+        for request_id in dict.fromkeys(seq.request.request_id for seq in plan.grown):
+            log = self.live[request_id]
+            if log.sequences is not None:
+                held = {block_id for seq in log.sequences for block_id in block_table(seq.seq_id)}
+                log.peak_blocks = max(log.peak_blocks, len(held))
 
     def _on_copies(self, plan: StepPlan) -> None:
         copied = {copy.dst for copy in plan.copies}
@@ -255,7 +271,10 @@ class Recorder:
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
         """The step is over and its tokens are out."""
         duration_ns = end_ns - start_ns
-        self._append_row(plan, start_ns, duration_ns)
+        step, parts, usage = self._planned.popleft()
+        while step != plan.step:
+            step, parts, usage = self._planned.popleft()
+        self._append_row(plan, parts, usage, start_ns, duration_ns)
         self.ledger.on_step(duration_ns, plan.num_waiting > 0)
         self.ledger.on_outcome(outcome)
         self.totals.num_emitted_tokens += outcome.num_emitted_tokens
@@ -273,11 +292,8 @@ class Recorder:
         for request_id in outcome.finished_requests:
             self._end(self.live.pop(request_id), Status.FINISHED, "", end_ns)
 
-    def _append_row(self, plan: StepPlan, start_ns: Ns, duration_ns: Ns) -> None:
-        parts, shape, usage = self._parts, plan.shape, self.scheduler.allocator.usage()
-        assert parts is not None
-        if sum(parts) != self.capacity or min(parts) < 0:
-            check_parts(parts, self.capacity, self.totals.num_steps)
+    def _append_row(self, plan: StepPlan, parts: Parts, usage: Usage, start_ns: Ns, duration_ns: Ns) -> None:
+        shape = plan.shape
         num_hits = 0
         for admission in plan.admitted:
             num_hits += admission.num_hit_tokens
@@ -320,6 +336,8 @@ class Recorder:
         log = self.live[parent.request.request_id]
         if log.sequences is None:
             log.sequences = [parent]
+            self._num_forked += 1
+            log.peak_blocks = self.scheduler.allocator.num_slots(child.seq_id) // self._block_size
         log.sequences.append(child)
 
     def _on_sequence_end(self, seq: Sequence) -> None:
@@ -333,16 +351,16 @@ class Recorder:
         log.status = status
         log.reason = reason
         log.finish_ns = now
-        log.sequences = None
+        if log.sequences is not None:
+            log.sequences = None
+            self._num_forked -= 1
         self.ended.add(log, status)
 
-    def _check(self, plan: StepPlan) -> None:
+    def _check(self, plan: StepPlan, parts: Parts) -> None:
         self.scheduler.allocator.audit()
-        assert self._parts is not None
-        if self._parts[:3] != recount(self.scheduler):
-            raise LawViolation(
-                f"law 12: step {plan.step}: incremental ledger {self._parts[:3]}, recounted {recount(self.scheduler)}"
-            )
+        counted = recount(self.scheduler)
+        if parts[:3] != counted:
+            raise LawViolation(f"law 12: step {plan.step}: incremental ledger {parts[:3]}, recounted {counted}")
 
     def flush(self) -> None:
         """Fold the pending rows into the integrals and counters."""

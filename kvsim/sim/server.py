@@ -36,6 +36,11 @@ class Deadlock(KvsimError):
     """Work is left, nothing can run, and nothing is to come."""
 
 
+def changes_nothing(plan: StepPlan) -> bool:
+    """The plan computes nothing and moved nobody: time cannot pass by it."""
+    return plan.is_empty and not plan.preempted and not plan.rejected
+
+
 class Server:
     """Runs a scheduler on a clock until the source is dry and nothing is left to do."""
 
@@ -73,7 +78,7 @@ class Server:
             plan = schedule(start_ns)
             for notify in on_plan:
                 notify(plan, start_ns)
-            if plan.is_empty and not plan.preempted and not plan.rejected:
+            if changes_nothing(plan):
                 yield env.timeout(self._next_event_ns() - start_ns)
                 continue
             yield env.timeout(step_ns(plan.shape))
@@ -81,10 +86,14 @@ class Server:
             end_ns = int(env.now)
             for notify_step in on_step:
                 notify_step(plan, outcome, start_ns, end_ns)
-            for request_id in outcome.finished_requests:
-                self.source.on_end(request_id, end_ns)
-            for rejection in plan.rejected:
-                self.source.on_end(rejection.seq.request.request_id, end_ns)
+            if outcome.finished_requests or plan.rejected:
+                self._tell_ends(plan, outcome, end_ns)
+
+    def _tell_ends(self, plan: StepPlan, outcome: StepOutcome, now: Ns) -> None:
+        for request_id in outcome.finished_requests:
+            self.source.on_end(request_id, now)
+        for rejection in plan.rejected:
+            self.source.on_end(rejection.seq.request.request_id, now)
 
     def take_due(self, now: Ns) -> None:
         """Deliver the arrivals and aborts whose time has come, arrivals first."""
@@ -126,3 +135,47 @@ class Server:
                 f"nothing can run and nothing is to come, yet requests are left: {self.scheduler.describe_block()}"
             )
         return min(times)
+
+
+class AsyncServer(Server):
+    """The loop of asynchronous scheduling: the next step is planned while the GPU runs the one before.
+
+    At the instant at which step t-1 starts on the GPU, step t is planned; when t-1 ends its tokens are applied and t
+    starts. The CPU's time hides behind the step unless it is longer (`cpu_schedule_ns`).
+    """
+
+    def __init__(self, *args: Any, cpu_schedule_ns: Ns = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cpu_schedule_ns = cpu_schedule_ns
+
+    def run(self) -> Generator[simpy.Event, None, None]:
+        """One iteration: plan step t, let step t-1 end, apply it."""
+        env, scheduler = self.env, self.scheduler
+        in_flight: StepPlan | None = None
+        while True:
+            now = int(env.now)
+            self.take_due(now)
+            if in_flight is None and not scheduler.has_work:
+                wake_ns = self.source.next_ns()
+                if wake_ns is None:
+                    return
+                yield env.timeout(wake_ns - now)
+                continue
+            plan = scheduler.schedule(now)
+            for observer in self.observers:
+                observer.on_plan(plan, now)
+            runs = None if changes_nothing(plan) else plan
+            if in_flight is not None:
+                duration_ns = max(self.cost.step_ns(in_flight.shape), self.cpu_schedule_ns)
+                yield env.timeout(duration_ns)
+                self._apply(in_flight, now, now + duration_ns)
+            elif runs is None:
+                yield env.timeout(self._next_event_ns() - now)
+            in_flight = runs
+
+    def _apply(self, plan: StepPlan, start_ns: Ns, end_ns: Ns) -> None:
+        outcome = self.scheduler.complete(plan)
+        for observer in self.observers:
+            observer.on_step(plan, outcome, start_ns, end_ns)
+        if outcome.finished_requests or plan.rejected:
+            self._tell_ends(plan, outcome, end_ns)
