@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Mismatch:
     field: str
     expected: object
     got: object
-    state: dict[str, object] = field(default_factory=dict)
+    state: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,6 +320,13 @@ class PagedAllocator:
     def host_ref_count(self, block_id: BlockId) -> int:
         return self.host.ref[block_id]
 
+    def ref_counts(self) -> list[int]:
+        """Reference counts by block id."""
+        return self.pool.ref.copy()
+
+    def host_ref_counts(self) -> list[int]:
+        return self.host.ref.copy()
+
     def is_shared(self, block_id: BlockId) -> bool:
         """More than one table names the block now."""
         return self.pool.ref[block_id] > 1

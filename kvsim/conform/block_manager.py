@@ -1,0 +1,202 @@
+"""Replays recorded block-manager cases of the paper's engine on the ordinary allocator, field by field.
+
+The case format is the recorder's: a list of operations on groups of sequences, and for each command its result, the
+free counts, changed tables and reference counts, and a hash of the whole state. Group bookkeeping (who waits, who
+runs, how long each sequence is) is kept here; every block decision is the allocator's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kvsim.conform.result import CaseResult, Mismatch
+from kvsim.memory import PagedAllocator
+from kvsim.types import BlockId, OutOfBlocks
+
+FIELDS = ("result", "free", "tables", "gpu_refs", "cpu_refs", "hash")
+"""The six elements of a command's record; a question's record has the first alone."""
+
+_LABELS_PER_GROUP = 100
+
+
+class _Seq:
+    """A sequence as the recorder's caller sees it: its logical length and status."""
+
+    __slots__ = ("label", "length", "status")
+
+    def __init__(self, label: int, length: int, status: str) -> None:
+        self.label = label
+        self.length = length
+        self.status = status
+
+
+class BlockManagerReplay:
+    """Drives one `PagedAllocator` through the operations of a case."""
+
+    def __init__(self, cfg: dict[str, Any]) -> None:
+        self.allocator = PagedAllocator(
+            cfg["gpu"],
+            cfg["bs"],
+            num_host_blocks=cfg["cpu"],
+            free_list="lifo",
+            sliding_window=cfg.get("sw") or None,
+            upstream_faults=True,
+        )
+        self.watermark_blocks = int(cfg["wm"] * cfg["gpu"])
+        self.groups: dict[int, list[_Seq]] = {}
+        self._last: tuple[dict[int, list[int]], list[int], list[int]] = ({}, [0] * cfg["gpu"], [0] * cfg["cpu"])
+
+    def step(self, op: list[Any]) -> list[Any]:
+        """Execute one operation; returns its record."""
+        name, *args = op
+        result = self._execute(getattr(self, f"_{name}"), args)
+        if name == "group" or name.startswith("can_"):
+            return [result]
+        return [result, *self._state()]
+
+    def _execute(self, command: Callable[..., Any], args: list[Any]) -> Any:
+        try:
+            return command(*args)
+        except OutOfBlocks:
+            return {"err": "OOM"}
+
+    def _group(self, group: int, num_seqs: int, length: int) -> None:
+        first = group * _LABELS_PER_GROUP
+        self.groups[group] = [_Seq(first + k, length, "waiting") for k in range(num_seqs)]
+
+    def _can_alloc(self, group: int) -> str:
+        length = self._in(group, "waiting")[0].length
+        return str(self.allocator.can_allocate(length, watermark_blocks=self.watermark_blocks))
+
+    def _can_append(self, group: int) -> bool:
+        return self.allocator.can_append(len(self._in(group, "running")))
+
+    def _can_swap_out(self, group: int) -> bool:
+        return self.allocator.can_swap_out(self._labels(group, "running"))
+
+    def _can_swap_in(self, group: int) -> bool:
+        labels = self._labels(group, "swapped")
+        return self.allocator.can_swap_in(
+            labels, extra_blocks=len(labels), watermark_blocks=self.watermark_blocks
+        )
+
+    def _alloc(self, group: int) -> None:
+        waiting = self._in(group, "waiting")
+        first, *others = (seq.label for seq in waiting)
+        self.allocator.allocate(first, waiting[0].length, sharers=others, num_refs=len(self.groups[group]))
+        for seq in waiting:
+            seq.status = "running"
+
+    def _append(self, label: int) -> list[BlockId] | None:
+        self._seq(label).length += 1
+        copies = self.allocator.append_slots(label)
+        return [copies[0].src, copies[0].dst] if copies else None
+
+    def _fork(self, parent: int, child: int) -> None:
+        seq = self._seq(parent)
+        self.allocator.fork(parent, child)
+        self.groups[parent // _LABELS_PER_GROUP].append(_Seq(child, seq.length, seq.status))
+
+    def _free(self, label: int) -> None:
+        self.allocator.free(label)
+        self._seq(label).status = "finished"
+
+    def _recompute(self, group: int) -> None:
+        for seq in self._in(group, "running"):
+            self.allocator.free(seq.label)
+            seq.status = "waiting"
+
+    def _swap_out(self, group: int) -> list[list[BlockId]] | None:
+        return self._swap(group, self.allocator.swap_out, "running", "swapped")
+
+    def _swap_in(self, group: int) -> list[list[BlockId]] | None:
+        return self._swap(group, self.allocator.swap_in, "swapped", "running")
+
+    def _swap(self, group: int, swap: Callable[..., Any], before: str, after: str) -> list[list[BlockId]] | None:
+        labels = self._labels(group, before)
+        transfer = swap(labels)
+        if transfer is None:
+            raise OutOfBlocks(sum(len(self.allocator.block_table(label)) for label in labels), 0)
+        for seq in self._in(group, before):
+            seq.status = after
+        return [list(move) for move in transfer]
+
+    def _in(self, group: int, status: str) -> list[_Seq]:
+        return [seq for seq in self.groups[group] if seq.status == status]
+
+    def _labels(self, group: int, status: str) -> list[int]:
+        return [seq.label for seq in self._in(group, status)]
+
+    def _seq(self, label: int) -> _Seq:
+        return next(seq for seq in self.groups[label // _LABELS_PER_GROUP] if seq.label == label)
+
+    def tables(self) -> dict[int, list[int]]:
+        """Every table by label, a host block b written as -(b + 1)."""
+        labels = sorted(seq.label for seqs in self.groups.values() for seq in seqs)
+        return {label: self._signed(label) for label in labels if self.allocator.has_table(label)}
+
+    def _signed(self, label: int) -> list[int]:
+        table = self.allocator.block_table(label)
+        return [-block_id - 1 for block_id in table] if self.allocator.is_swapped(label) else list(table)
+
+    def _state(self) -> list[Any]:
+        """The recorded state after a command: free counts, what changed, and the hash."""
+        allocator = self.allocator
+        tables, gpu, cpu = self.tables(), allocator.ref_counts(), allocator.host_ref_counts()
+        old_tables, old_gpu, old_cpu = self._last
+        self._last = (tables, gpu, cpu)
+        changed = {str(label): table for label, table in tables.items() if old_tables.get(label) != table}
+        gone = {str(label): None for label in old_tables if label not in tables}
+        free = [allocator.num_free_blocks, allocator.num_free_host_blocks]
+        return [free, changed | gone, _changed(old_gpu, gpu), _changed(old_cpu, cpu), self.hash()]
+
+    def hash(self) -> str:
+        """First 8 hex digits of the sha1 of free lists, tables and reference counts."""
+        state = [
+            list(self.allocator.free_block_ids()),
+            list(self.allocator.free_host_block_ids()),
+            [[label, table] for label, table in self.tables().items()],
+            _held(self.allocator.ref_counts()),
+            _held(self.allocator.host_ref_counts()),
+        ]
+        return hashlib.sha1(json.dumps(state, separators=(",", ":")).encode()).hexdigest()[:8]
+
+    def snapshot(self) -> dict[str, object]:
+        """What helps to see why a record differs."""
+        return {
+            "tables": self.tables(),
+            "free_gpu": list(self.allocator.free_block_ids()),
+            "free_cpu": list(self.allocator.free_host_block_ids()),
+            "gpu_refs": _held(self.allocator.ref_counts()),
+            "cpu_refs": _held(self.allocator.host_ref_counts()),
+            "groups": {
+                group: [[seq.label, seq.length, seq.status] for seq in seqs] for group, seqs in self.groups.items()
+            },
+        }
+
+
+def replay(case: dict[str, Any]) -> CaseResult:
+    """Replay one case of kind `bm`; stops at the first recorded field that differs."""
+    driver = BlockManagerReplay(case["cfg"])
+    num_fields = 0
+    for step, (op, expected) in enumerate(zip(case["ops"], case["out"], strict=True)):
+        got = driver.step(op)
+        if len(got) != len(expected):
+            return CaseResult(case["id"], num_fields, Mismatch(step, "record", expected, got, driver.snapshot()))
+        for name, want, have in zip(FIELDS, expected, got, strict=False):
+            if want != have:
+                mismatch = Mismatch(step, name, want, have, {"op": op, **driver.snapshot()})
+                return CaseResult(case["id"], num_fields, mismatch)
+            num_fields += 1
+    return CaseResult(case["id"], num_fields)
+
+
+def _changed(before: list[int], after: list[int]) -> list[list[int]]:
+    return [[block_id, new] for block_id, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+
+
+def _held(refs: list[int]) -> list[list[int]]:
+    return [[block_id, ref] for block_id, ref in enumerate(refs) if ref > 0]
