@@ -93,11 +93,11 @@ def step_columns(recorder: Recorder) -> dict[str, Column]:
 
 
 def request_columns(recorder: Recorder) -> dict[str, Column]:
-    """The request table in order of arrival (then of ending), unfinished requests included."""
+    """The request table in order of submission, unfinished requests included."""
     ended = recorder.ended
     ended.table.take_chunk()
     matrix = ended.table.matrix()
-    order = np.lexsort((np.arange(len(matrix)), matrix[:, 0]))
+    order = np.argsort(matrix[:, EndedRequests.FIELDS.index("index")])
     matrix = matrix[order]
 
     def field(name: str) -> IntArray:

@@ -177,6 +177,7 @@ class Ledger:
         self._stored -= seq.num_computed_tokens
         self._over += held.slots - held.over
         held.over = held.slots
+        self.on_release(seq, held.slots)
 
     def _end_early(self, seq: Sequence) -> None:
         self._swapped.pop(seq.seq_id, None)

@@ -66,6 +66,7 @@ class RequestLog:
         "finish_ns",
         "first_scheduled_ns",
         "first_token_ns",
+        "index",
         "num_cow_copies",
         "num_output_tokens",
         "num_preemptions",
@@ -78,8 +79,10 @@ class RequestLog:
         "status",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, index: int) -> None:
         self.request = request
+        self.index = index
+        """Its number in order of submission."""
         self.status = Status.WAITING
         self.reason = ""
         self.first_scheduled_ns = NEVER
@@ -154,7 +157,9 @@ class Recorder:
         self.ended = EndedRequests(keep_rows=self.keeps_requests)
         self.gaps = Gaps()
         self._high_water: dict[int, int] = {}
+        self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
         self._num_forked = 0
+        self._num_submitted = 0
         self._planned: deque[tuple[int, Parts, Usage]] = deque()
         """Memory at the plans that were not applied yet: one, or two in asynchronous scheduling."""
         self._num_evicted = 0
@@ -167,7 +172,8 @@ class Recorder:
 
     def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
         """A request arrived; `reason` says why it was rejected."""
-        log = RequestLog(request)
+        log = RequestLog(request, self._num_submitted)
+        self._num_submitted += 1
         if reason is None:
             self.live[request.request_id] = log
         else:
@@ -237,7 +243,8 @@ class Recorder:
         if not admission.is_resumed:
             log.prefix_hit_tokens += admission.num_hit_tokens
             self.totals.prefix_cache_hits += admission.num_hit_tokens
-            self.totals.prefix_cache_queries += seq.prompt_len
+            if self._is_caching:
+                self.totals.prefix_cache_queries += seq.prompt_len
 
     def _on_chunk(self, chunk: PrefillChunk) -> None:
         stored_before = self._high_water.get(chunk.seq.seq_id, 0)
@@ -412,7 +419,8 @@ class Recorder:
             self.ended.add(log, log.status)
         self.live.clear()
         for request in not_arrived:
-            self.ended.add(RequestLog(request), NOT_ARRIVED)
+            self.ended.add(RequestLog(request, self._num_submitted), NOT_ARRIVED)
+            self._num_submitted += 1
 
     def _apply_hindsight(self) -> None:
         for correction in self.ledger.corrections:
@@ -503,6 +511,7 @@ class EndedRequests:
     """Finished, rejected and aborted requests as columns of integers, with their texts beside them."""
 
     FIELDS = (
+        "index",
         "arrival_ns",
         "prompt_tokens",
         "output_tokens",
@@ -537,6 +546,7 @@ class EndedRequests:
         longest = max(request.sample_lens) if request.sample_lens else request.output_len
         self.table.rows.append(
             (
+                log.index,
                 request.arrival_ns,
                 request.prompt_len,
                 log.num_output_tokens,
