@@ -1,0 +1,154 @@
+"""What prompts have in common: texts as segments of endless imaginary texts, each with a number of its own.
+
+The numbers (`Segment.source`) of the workload's texts are below 2**48, one range for each kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kvsim.tokens import Segment, TokenStream
+from kvsim.types import ScenarioError
+from kvsim.workload.spec import ContentSpec
+from kvsim.workload.streams import Streams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+OWN_TEXT = 1 << 40
+SYSTEM_PROMPT = 2 << 40
+FEW_SHOT = 3 << 40
+SESSION_TEXT = 4 << 40
+HASH_TEXT = 5 << 40
+PREFIX_GROUP = 6 << 40
+
+
+class Texts(Protocol):
+    """The prompts of a workload, by request number."""
+
+    def prompt(self, index: int) -> TokenStream:
+        """The prompt of request number `index`."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """Prompts that have nothing in common."""
+
+    lengths: Ints
+
+    def prompt(self, index: int) -> TokenStream:
+        return TokenStream((Segment(OWN_TEXT + index, 0, int(self.lengths[index])),))
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Shared beginnings: for request (or session) i the group of each kind, and how long the group's text is."""
+
+    kinds: tuple[tuple[int, Ints, int], ...]
+    """(first source, group of each request, tokens)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens put before each own text."""
+        return sum(tokens for _, _, tokens in self.kinds)
+
+    def pieces(self, index: int) -> tuple[Segment, ...]:
+        """The beginning of request number `index`."""
+        return tuple(Segment(first + int(groups[index]), 0, tokens) for first, groups, tokens in self.kinds)
+
+
+@dataclass(frozen=True)
+class PrefixedTexts:
+    """Own texts behind a system prompt and worked examples."""
+
+    prefixes: Prefixes
+    lengths: Ints
+
+    def prompt(self, index: int) -> TokenStream:
+        own = Segment(OWN_TEXT + index, 0, int(self.lengths[index]))
+        return TokenStream((*self.prefixes.pieces(index), own))
+
+
+@dataclass(frozen=True)
+class GroupTexts:
+    """Prompts whose first `prefix_tokens[i]` tokens are the text of group `groups[i]` (-1: none)."""
+
+    lengths: Ints
+    groups: Ints
+    prefix_tokens: Ints
+
+    def prompt(self, index: int) -> TokenStream:
+        length = int(self.lengths[index])
+        shared = self.pieces(index)
+        own = length - sum(piece.length for piece in shared)
+        return TokenStream((*shared, Segment(OWN_TEXT + index, 0, own)) if own else shared)
+
+    def pieces(self, index: int) -> tuple[Segment, ...]:
+        """The shared beginning, empty if there is none."""
+        group, tokens = int(self.groups[index]), int(self.prefix_tokens[index])
+        return (Segment(PREFIX_GROUP + group, 0, tokens),) if group >= 0 and tokens else ()
+
+
+@dataclass(frozen=True)
+class HashTexts:
+    """Prompts named by hash ids, one for each `block_size` tokens, the last one partial.
+
+    An id stands for the same tokens wherever it occurs, so that two prompts share a prefix exactly as far as their
+    lists of ids agree.
+    """
+
+    lengths: Ints
+    ids: Ints
+    offsets: Ints
+    block_size: int
+
+    def prompt(self, index: int) -> TokenStream:
+        left = int(self.lengths[index])
+        pieces = []
+        for hash_id in self.ids[self.offsets[index] : self.offsets[index + 1]].tolist():
+            if not left:
+                break
+            tokens = min(left, self.block_size)
+            pieces.append(Segment(HASH_TEXT + hash_id, 0, tokens))
+            left -= tokens
+        if left:
+            pieces.append(Segment(OWN_TEXT + index, 0, left))
+        return TokenStream(tuple(pieces))
+
+
+def draw_prefixes(content: ContentSpec | None, rng: Streams, num: int) -> Prefixes:
+    """Groups for `num` requests (or sessions); the first n of a longer run are those of a shorter."""
+    kinds: list[tuple[int, Ints, int]] = []
+    if content is not None and content.system_prompt is not None:
+        system = content.system_prompt
+        _at_least_one("content.system_prompt.tokens", system.tokens)
+        groups = zipf(rng["content"], num, system.num_groups, system.zipf, "content.system_prompt")
+        kinds.append((SYSTEM_PROMPT, groups, system.tokens))
+    if content is not None and content.few_shot is not None:
+        few = content.few_shot
+        _at_least_one("content.few_shot.num_examples", few.num_examples)
+        _at_least_one("content.few_shot.example_tokens", few.example_tokens)
+        groups = zipf(rng["content.few_shot"], num, few.num_groups, few.zipf, "content.few_shot")
+        kinds.append((FEW_SHOT, groups, few.num_examples * few.example_tokens))
+    return Prefixes(tuple(kinds))
+
+
+def zipf(rng: np.random.Generator, num: int, num_groups: int, exponent: float, where: str) -> Ints:
+    """`num` group numbers 0 .. num_groups - 1: group k has a share proportional to 1 / (k + 1) ** exponent."""
+    import numpy as np
+
+    _at_least_one(f"{where}.num_groups", num_groups)
+    if not 0 <= exponent < float("inf"):
+        raise ScenarioError(f"workload.{where}.zipf is {exponent}; it must be 0 (all equal) or more")
+    shares = np.cumsum(np.arange(1, num_groups + 1, dtype=np.float64) ** -exponent)
+    return np.asarray(np.searchsorted(shares, rng.random(num) * shares[-1], side="right"), dtype=np.int64)
+
+
+def _at_least_one(key: str, value: int) -> None:
+    if value < 1:
+        raise ScenarioError(f"workload.{key} is {value}; it must be at least 1")
