@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from kvsim.tokens import TokenStream
 from kvsim.types import Ns
@@ -107,8 +108,11 @@ class Sequence:
 
     __slots__ = (
         "final_len",
+        "group",
+        "is_decoding",
         "join_computed",
         "join_tick",
+        "keys",
         "num_computed_tokens",
         "num_output_tokens",
         "num_preemptions",
@@ -137,6 +141,12 @@ class Sequence:
         self.rank = 0
         self.join_tick = -1
         self.join_computed = 0
+        self.is_decoding = False
+        """It sampled a token since it last got its table (continuous engines)."""
+        self.group: Group | None = None
+        """Its siblings, in engines that schedule by group."""
+        self.keys: Any = None
+        """Prefix-cache keys of its text, made when they are first needed."""
         self.state: object = None
         """Room for one engine's own per-sequence state."""
 
@@ -152,3 +162,49 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id}/{self.sample} {self.status} computed={self.num_computed_tokens}>"
+
+
+class Group:
+    """The live sequences of one request that are admitted, preempted and swapped as one; owned by a scheduler.
+
+    `seqs` are in running order: the parent, then children in fork order. `unforked` are samples that will share
+    the parent's prompt as soon as it is computed (at first, and again after a recompute). `order` is the group's
+    place in running order, set when it joins.
+    """
+
+    __slots__ = ("is_beam", "next_place", "order", "request", "seqs", "unforked", "was_preempted")
+
+    def __init__(self, request: Request, seqs: list[Sequence], *, is_beam: bool = False) -> None:
+        self.request = request
+        self.seqs = seqs[:1]
+        self.unforked = seqs[1:]
+        self.is_beam = is_beam
+        self.order = -1
+        self.next_place = 0
+        """Place in the group of the next sequence that joins it."""
+        self.was_preempted = False
+        for seq in seqs:
+            seq.group = self
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_seats(self) -> int:
+        """Sequences it runs at once when forked: what a limit on sequences counts."""
+        return self.request.sampling.beam_width if self.is_beam else len(self.seqs) + len(self.unforked)
+
+    @property
+    def members(self) -> list[Sequence]:
+        """Every sequence of the group that has not ended."""
+        return self.seqs + self.unforked
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens its first sequence has to compute before it decodes, or before the others fork from it."""
+        leader = self.seqs[0]
+        return leader.prompt_len if self.unforked else leader.prompt_len + leader.num_output_tokens
+
+    def __repr__(self) -> str:
+        return f"<Group {self.request_id} {self.seqs}>"

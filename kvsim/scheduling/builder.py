@@ -1,0 +1,107 @@
+"""A step plan in the making."""
+
+from __future__ import annotations
+
+from kvsim.memory.interface import BlockCopy, BlockMove
+from kvsim.request import Group, Sequence
+from kvsim.scheduling.plan import Admission, Fork, PrefillChunk, Preemption, StepOutcome, TableUpdate
+
+UNLIMITED = 1 << 62
+"""A token budget that no step exhausts."""
+
+
+class PlanBuilder:
+    """What one step will do, as the phases decide it; the scheduler keeps it until the step is applied.
+
+    `budget` are the tokens left; `num_bulk` counts the calendar's decodes, `decodes` the others.
+    """
+
+    __slots__ = (
+        "admitted",
+        "budget",
+        "copies",
+        "decodes",
+        "grown",
+        "head_slots",
+        "is_decode_tick",
+        "num_bulk",
+        "num_new_entries",
+        "num_new_rows",
+        "preempted",
+        "prefills",
+        "resumed",
+        "skipped",
+        "stale",
+        "step",
+        "swap_in",
+        "swap_out",
+        "threshold",
+        "tick",
+        "updates",
+        "waits_for_memory",
+    )
+
+    def __init__(self, step: int, tick: int, budget: int, threshold: int) -> None:
+        self.step = step
+        self.tick = tick
+        self.budget = budget
+        self.threshold = threshold
+        self.num_bulk = 0
+        self.decodes: list[Sequence] = []
+        self.prefills: list[PrefillChunk] = []
+        self.admitted: list[Admission] = []
+        self.resumed: list[Sequence] = []
+        self.grown: list[Sequence] = []
+        self.preempted: list[Preemption] = []
+        self.skipped: list[Sequence] = []
+        self.copies: list[BlockCopy] = []
+        self.swap_out: list[BlockMove] = []
+        self.swap_in: list[BlockMove] = []
+        self.updates: list[TableUpdate] = []
+        self.num_new_entries = 0
+        self.num_new_rows = 0
+        self.is_decode_tick = True
+        self.waits_for_memory = False
+        self.head_slots = 0
+        self.stale: list[Sequence] = []
+        """Asynchronous scheduling: sequences preempted while a token of this step was in flight."""
+
+    def drop(self, seq: Sequence) -> None:
+        """A sequence that had its turn is preempted: its tokens are given back to the budget."""
+        if seq in self.grown:
+            self.grown.remove(seq)
+        if seq in self.decodes:
+            self.decodes.remove(seq)
+            self.budget += 1
+        self.updates = [update for update in self.updates if update.seq is not seq]
+        for chunk in self.prefills:
+            if chunk.seq is seq:
+                self.prefills.remove(chunk)
+                self.budget += chunk.num_tokens
+                break
+
+
+class OutcomeBuilder:
+    """What a step did, in the making."""
+
+    __slots__ = ("beam_groups", "ended", "finished_requests", "forks", "num_emitted", "pruned", "started")
+
+    def __init__(self, num_emitted: int) -> None:
+        self.num_emitted = num_emitted
+        self.started: list[Sequence] = []
+        self.ended: list[Sequence] = []
+        self.pruned: list[Sequence] = []
+        self.forks: list[Fork] = []
+        self.finished_requests: list[str] = []
+        self.beam_groups: list[Group] = []
+        """Beam groups of which a member had its turn."""
+
+    def build(self) -> StepOutcome:
+        return StepOutcome(
+            self.num_emitted,
+            tuple(self.started),
+            tuple(self.ended),
+            tuple(self.pruned),
+            tuple(self.forks),
+            tuple(self.finished_requests),
+        )
