@@ -1,0 +1,84 @@
+"""`--set a.b=c`: values from the command line, laid over those of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from kvsim.scenario.yaml_loader import Key, dotted, parse_value
+from kvsim.types import ScenarioError
+
+
+class Override(NamedTuple):
+    """One value from the command line; `text` is how it was written."""
+
+    key: Key
+    value: Any
+    text: str
+
+
+def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
+    """`["allocator.block_size=32"]` as overrides. Raises ScenarioError for a text that is not `key=value`."""
+    return tuple(_parse(text) for text in texts)
+
+
+def override_of(name: str, value: Any) -> Override:
+    """An override with a Python value, as `kvsim.run(..., **{name: value})` gives it."""
+    return Override(_key(name, f"{name}={value!r}"), value, f"{name}={value!r}")
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[Override]) -> None:
+    """Write the values into `data`, making the mappings above them. Raises ScenarioError where there is no place."""
+    for override in overrides:
+        _set(data, override)
+
+
+def _parse(text: str) -> Override:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ScenarioError(f"--set {text}: must be key=value, such as --set allocator.block_size=32")
+    return Override(_key(name.strip(), text), parse_value(value, f"--set {text}"), text)
+
+
+def _key(name: str, text: str) -> Key:
+    parts = name.split(".")
+    if not all(part.strip() for part in parts):
+        raise ScenarioError(
+            f"--set {text}: {name!r} is not a key; write names with dots between, such as memory.swap_space"
+        )
+    return tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts)
+
+
+def _set(data: dict[str, Any], override: Override) -> None:
+    current: Any = data
+    *parents, last = override.key
+    for depth, part in enumerate(parents):
+        current = _descend(current, part, override, depth)
+    if isinstance(current, list):
+        if not isinstance(last, int) or last >= len(current):
+            raise ScenarioError(
+                f"--set {override.text}: {dotted(tuple(parents))} is a list of {len(current)}; give an index below that"
+            )
+        current[last] = override.value
+    else:
+        current[_name(current, last)] = override.value
+
+
+def _descend(current: Any, part: str | int, override: Override, depth: int) -> Any:
+    if isinstance(current, list):
+        if not isinstance(part, int) or part >= len(current):
+            path = dotted(override.key[:depth])
+            raise ScenarioError(f"--set {override.text}: {path} is a list of {len(current)}; give an index below that")
+        return current[part]
+    name = _name(current, part)
+    if current.get(name) is None:
+        current[name] = {}
+    if not isinstance(current[name], dict | list):
+        path = dotted(override.key[: depth + 1])
+        raise ScenarioError(f"--set {override.text}: {path} is the single value {current[name]!r:.60}; it has no keys")
+    return current[name]
+
+
+def _name(mapping: dict[Any, Any], part: str | int) -> str | int:
+    """Keys of mappings are texts, such as the priorities of a workload."""
+    return part if part in mapping else str(part)

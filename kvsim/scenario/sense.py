@@ -1,0 +1,184 @@
+"""What must be true of several values together, and what their user should be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvsim.scenario.fields import Custom
+from kvsim.scenario.layout import blocks, keys_at
+from kvsim.scenario.messages import did_you_mean, join
+from kvsim.scenario.schema import (
+    ContiguousMemory,
+    ContinuousScheduler,
+    NoEvictScheduler,
+    PagedMemory,
+    Scenario,
+    StaticScheduler,
+    VllmV0Scheduler,
+    VllmV1Scheduler,
+)
+from kvsim.scenario.workload_schema import FixedLengths, UniformLengths, Workload
+from kvsim.scenario.yaml_loader import Key, dotted
+from kvsim.types import ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.scenario.resolve import ResolvedScenario
+
+
+class Finding(NamedTuple):
+    """A key, and what is wrong with its value (fatal), or worth knowing."""
+
+    key: Key
+    text: str
+    is_fatal: bool = True
+
+
+def check_sense(resolved: ResolvedScenario) -> tuple[str, ...]:
+    """The scenario's warnings. Raises ScenarioError with everything that cannot be right."""
+    scenario = resolved.scenario
+    findings = [finding for check in CHECKS for finding in check(scenario)]
+    told = [(f"{resolved.where(key)}: {dotted(key)}: {text}", is_fatal) for key, text, is_fatal in findings]
+    if fatal := [text for text, is_fatal in told if is_fatal]:
+        raise ScenarioError(join(fatal))
+    return tuple(text for text, _ in told)
+
+
+def longest_prompt(workload: Workload) -> int | None:
+    """The longest prompt that can come, where the scenario alone tells."""
+    if workload.trace is not None or workload.sessions is not None or workload.content is not None:
+        return None
+    if workload.requests is not None:
+        lengths = [request.get("prompt_tokens") for request in workload.requests]
+        known = [length for length in lengths if isinstance(length, int)]
+        return max(known) if known and len(known) == len(lengths) else None
+    if isinstance(workload.lengths, FixedLengths | UniformLengths):
+        return _ends(workload.lengths.prompt)[1]
+    return None
+
+
+def _parts_fit_each_other(scenario: Scenario) -> Iterator[Finding]:
+    allocator, scheduler = scenario.allocator, scenario.scheduler
+    is_contiguous = isinstance(allocator, ContiguousMemory)
+    if isinstance(scheduler, ContinuousScheduler):
+        if is_contiguous and scheduler.reservation is None:
+            yield Finding(("scheduler", "reservation"), "is missing; contiguous memory needs one of max, pow2, oracle")
+        if isinstance(allocator, PagedMemory) and scheduler.reservation is not None:
+            yield Finding(("scheduler", "reservation"), "is not used: paged memory reserves nothing", False)
+    elif isinstance(scheduler, StaticScheduler) and isinstance(allocator, PagedMemory):
+        yield Finding(("allocator", "type"), "is paged; static batching reserves, so it needs type: contiguous")
+    elif is_contiguous and isinstance(scheduler, NoEvictScheduler | VllmV0Scheduler | VllmV1Scheduler):
+        yield Finding(("allocator", "type"), f"is contiguous; scheduler {scheduler.type} needs type: paged")
+
+
+def _window_fits(scenario: Scenario) -> Iterator[Finding]:
+    allocator = scenario.allocator
+    if not isinstance(allocator, PagedMemory) or allocator.sliding_window is None:
+        return
+    key: Key = ("allocator", "sliding_window")
+    if allocator.sliding_window % allocator.block_size:
+        yield Finding(key, f"is {allocator.sliding_window}; must be a multiple of block_size ({allocator.block_size})")
+    if allocator.enable_prefix_caching:
+        yield Finding(key, "and enable_prefix_caching exclude each other: a window overwrites its blocks")
+
+
+def _budget_fits(scenario: Scenario) -> Iterator[Finding]:
+    scheduler = scenario.scheduler
+    if isinstance(scheduler, Custom) or scheduler.max_num_batched_tokens is None:
+        return
+    key: Key = ("scheduler", "max_num_batched_tokens")
+    budget = scheduler.max_num_batched_tokens
+    if isinstance(scheduler, VllmV1Scheduler | StaticScheduler) and budget < scheduler.max_num_seqs:
+        yield Finding(key, f"is {budget}; must be at least max_num_seqs ({scheduler.max_num_seqs})")
+    if isinstance(scheduler, VllmV0Scheduler):
+        if scheduler.max_model_len is not None and budget < scheduler.max_model_len:
+            yield Finding(
+                key, f"is {budget}; must be at least max_model_len ({scheduler.max_model_len}): prompts run whole"
+            )
+    elif not getattr(scheduler, "enable_chunked_prefill", True):
+        yield from _whole_prompts_fit(scenario, budget)
+
+
+def _whole_prompts_fit(scenario: Scenario, budget: int) -> Iterator[Finding]:
+    workload, scheduler = scenario.workload, scenario.scheduler
+    longest = longest_prompt(workload) if isinstance(workload, Workload) else None
+    limit = getattr(scheduler, "max_model_len", None)
+    what = "the longest prompt"
+    if longest is None and limit is not None:
+        longest, what = limit, "max_model_len"
+    if longest is not None and budget < longest:
+        yield Finding(
+            ("scheduler", "max_num_batched_tokens"),
+            f"is {budget}, below {what} ({longest}), and enable_chunked_prefill is off: such a prompt never runs; "
+            f"raise it to {longest}, or switch chunked prefill on",
+        )
+
+
+def _width_fits(scenario: Scenario) -> Iterator[Finding]:
+    workload, scheduler = scenario.workload, scenario.scheduler
+    if isinstance(workload, Custom) or isinstance(scheduler, Custom):
+        return
+    for name in ("n", "beam_width"):
+        width = getattr(workload.sampling, name)
+        if width > scheduler.max_num_seqs:
+            yield Finding(
+                ("workload", "sampling", name),
+                f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): no request could run",
+            )
+
+
+def _lengths_can_be_drawn(scenario: Scenario) -> Iterator[Finding]:
+    workload = scenario.workload
+    if isinstance(workload, Custom) or workload.lengths is None:
+        return
+    lengths = workload.lengths
+    smallest = 2
+    if isinstance(lengths, FixedLengths | UniformLengths):
+        smallest = _ends(lengths.prompt)[0] + _ends(lengths.output)[0]
+    if lengths.max_total is not None and lengths.max_total < smallest:
+        yield Finding(
+            ("workload", "lengths", "max_total"), f"is {lengths.max_total}; no pair is that short: at least {smallest}"
+        )
+
+
+def _requests_fit_model(scenario: Scenario) -> Iterator[Finding]:
+    workload, limit = scenario.workload, getattr(scenario.scheduler, "max_model_len", None)
+    if isinstance(workload, Custom) or limit is None or not isinstance(workload.lengths, FixedLengths | UniformLengths):
+        return
+    shortest = _ends(workload.lengths.prompt)[0] + _ends(workload.lengths.output)[0]
+    if shortest > limit and workload.trace is None and workload.requests is None:
+        yield Finding(
+            ("scheduler", "max_model_len"),
+            f"is {limit}, and every request has at least {shortest} tokens: all will be rejected",
+            False,
+        )
+
+
+def _sweep_varies_known_keys(scenario: Scenario) -> Iterator[Finding]:
+    if scenario.sweep is None:
+        return
+    if not scenario.sweep.vary:
+        yield Finding(("sweep", "vary"), "is empty; name at least one key and its values")
+    for name in scenario.sweep.vary:
+        *parents, last = name.split(".")
+        known = keys_at(tuple(parents))
+        if tuple(parents) in blocks() and last not in known and last != "*":
+            yield Finding(("sweep", "vary", name), f"unknown key{did_you_mean(last, known)}")
+        elif tuple(parents) not in blocks():
+            paths = [".".join(path) for path in blocks()]
+            yield Finding(("sweep", "vary", name), f"unknown key{did_you_mean('.'.join(parents), paths)}")
+
+
+def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
+    return (length, length) if isinstance(length, int) else length
+
+
+CHECKS = (
+    _parts_fit_each_other,
+    _window_fits,
+    _budget_fits,
+    _width_fits,
+    _lengths_can_be_drawn,
+    _requests_fit_model,
+    _sweep_varies_known_keys,
+)
