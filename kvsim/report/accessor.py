@@ -1,0 +1,42 @@
+"""`result.plot`: the pictures of one run, each a matplotlib Figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvsim.result import RunResult
+
+
+class Plots:
+    """Pictures of a run, drawn when asked for."""
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+
+    def memory(self, **keywords: Any) -> Figure:
+        """KV memory over time: the six parts of the ledger, stacked."""
+        from kvsim.report import plots
+
+        return plots.memory(self._result.steps, **keywords)
+
+    def running_waiting(self, **keywords: Any) -> Figure:
+        """Requests running and waiting over time."""
+        from kvsim.report import plots
+
+        return plots.running_waiting(self._result.steps, **keywords)
+
+    def utilization(self, **keywords: Any) -> Figure:
+        """Filled share of the allocated blocks over time, against its theory."""
+        from kvsim.report import plots
+
+        summary = self._result.summary
+        return plots.utilization(self._result.steps, summary["block_size"], summary, **keywords)
+
+    def latency(self, **keywords: Any) -> Figure:
+        """Percentiles of TTFT, TPOT, ITL and end-to-end latency."""
+        from kvsim.report import plots
+
+        return plots.latency(self._result.requests, self._result.summary, **keywords)

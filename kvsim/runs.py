@@ -1,0 +1,281 @@
+"""Run a scenario and write its results: the one path that the CLI, the Python API, sweeps and figures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim import __version__
+from kvsim.metrics.export import request_columns, step_columns, write_json, write_records, write_table
+from kvsim.metrics.outdir import output_dir
+from kvsim.metrics.summary import Goals, summarise
+from kvsim.result import CompareResult, RunResult
+from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
+from kvsim.scheduling.plan import StepOutcome, StepPlan
+from kvsim.types import Ns
+
+if TYPE_CHECKING:
+    from kvsim.registry import Engine
+    from kvsim.sim.server import Observer
+
+DEFAULT_ENGINES = ("paged", "orca-max", "orca-pow2", "orca-oracle", "static")
+
+Progress = Callable[[int, int], None]
+"""Told (requests ended, requests of the workload) now and then."""
+
+PROGRESS_EVERY_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run does beside simulating; none of it changes a decision.
+
+    `debug` journals every block (events.csv); `check` recomputes every law at every step; `replay` executes the plans
+    on real arrays; `timeline` writes timeline.json; `record` overrides the scenario's tables.
+    """
+
+    plots: bool = True
+    debug: bool = False
+    check: bool = False
+    replay: bool = False
+    timeline: bool = False
+    report: bool = False
+    record: tuple[str, ...] | None = None
+    progress: Progress | None = None
+
+
+QUIET = Options(plots=False)
+
+
+def run(
+    scenario: str | Path | dict[str, Any] | ResolvedScenario,
+    *,
+    out: str | Path | None = None,
+    options: Options = QUIET,
+    **values: Any,
+) -> RunResult:
+    """Simulate a scenario: a YAML file, a dict, or one that is resolved already.
+
+    `values` change keys by dotted name: `run("chat.yaml", **{"allocator.block_size": 32})`. Files are written only
+    with `out`. Raises ScenarioError.
+    """
+    return run_resolved(resolve(scenario, values), out=None if out is None else Path(out), options=options)
+
+
+def compare(
+    scenario: str | Path | dict[str, Any] | ResolvedScenario,
+    engines: Sequence[str] = DEFAULT_ENGINES,
+    *,
+    out: str | Path | None = None,
+    options: Options = QUIET,
+    **values: Any,
+) -> CompareResult:
+    """The same workload under several engines; files (one folder per engine) only with `out`."""
+    resolved = resolve(scenario, values)
+    return compare_resolved(resolved, engines, out=None if out is None else Path(out), options=options)
+
+
+def resolve(scenario: str | Path | dict[str, Any] | ResolvedScenario, values: dict[str, Any]) -> ResolvedScenario:
+    """Whatever names a scenario, with values changed by dotted key. Raises ScenarioError."""
+    if isinstance(scenario, ResolvedScenario):
+        resolved = scenario
+    elif isinstance(scenario, dict):
+        resolved = scenario_from_dict(scenario)
+    else:
+        resolved = load_scenario(scenario)
+    return resolved.with_values(values) if values else resolved
+
+
+def run_resolved(resolved: ResolvedScenario, *, out: Path | None, options: Options = QUIET) -> RunResult:
+    """Simulate, and write the results folder if one is named."""
+    if out is None:
+        return _simulate(resolved, options, None)
+    with output_dir(out) as folder:
+        result = _simulate(resolved, options, folder)
+    return replace(result, out=out)
+
+
+def compare_resolved(
+    resolved: ResolvedScenario, engines: Sequence[str], *, out: Path | None, options: Options = QUIET
+) -> CompareResult:
+    """One run per engine; `compare.csv` and its pictures beside their folders."""
+    variants = {engine: resolved.with_engine(engine) for engine in dict.fromkeys(engines)}
+    if out is None:
+        return CompareResult({engine: _simulate(variant, options, None) for engine, variant in variants.items()})
+    with output_dir(out) as folder:
+        runs = {}
+        for engine, variant in variants.items():
+            (folder / engine).mkdir()
+            result = _simulate(variant, options, folder / engine)
+            runs[engine] = replace(result, out=out / engine)
+        compared = CompareResult(runs, out)
+        write_records(folder / "compare.csv", compared.records())
+        (folder / "scenario.yaml").write_text(resolved.to_yaml(), encoding="utf-8")
+        if options.plots:
+            from kvsim.report.plots import write_compare_plots
+
+            write_compare_plots(compared.table, folder)
+        if options.report:
+            from kvsim.report.page import write_compare_report
+
+            write_compare_report(folder, runs)
+    return compared
+
+
+def _simulate(resolved: ResolvedScenario, options: Options, folder: Path | None) -> RunResult:
+    from kvsim.registry import build
+    from kvsim.sim.run import simulate
+
+    scenario = resolved.scenario
+    record = scenario.record if options.record is None else options.record
+    extras = _Extras(options, folder)
+    engine = build(scenario, detail=extras.needs_detail, journal=extras.journal)
+    simulation = simulate(
+        engine.scheduler,
+        engine.cost,
+        engine.source,
+        horizon_ns=scenario.horizon,
+        record=record,
+        check=options.check,
+        observers=extras.observers(engine),
+    )
+    summary = summarise(
+        simulation.recorder,
+        end_ns=simulation.end_ns,
+        num_requests=simulation.num_requests,
+        goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
+        facts=_facts(resolved, engine),
+    )
+    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_late_warnings(summary)]
+    result = RunResult(
+        summary,
+        None,
+        step_columns(simulation.recorder) if "steps" in record else {},
+        request_columns(simulation.recorder) if "requests" in record else {},
+    )
+    if folder is not None:
+        _write(resolved, result, options, extras, folder)
+    return result
+
+
+def _facts(resolved: ResolvedScenario, engine: Engine) -> dict[str, Any]:
+    import numpy
+
+    scenario = resolved.scenario
+    return {
+        "name": scenario.name,
+        "engine": scenario.engine,
+        "seed": scenario.seed,
+        "kvsim_version": __version__,
+        "numpy_version": numpy.__version__,
+        "block_size": engine.scheduler.allocator.block_size,
+        "bytes_per_token": engine.bytes_per_token,
+    }
+
+
+UTILIZATION_GAP = 0.1
+"""How far below its theory block utilization may be before the summary says so."""
+
+
+def _late_warnings(summary: dict[str, Any]) -> Iterable[str]:
+    measured, theory = summary["block_utilization"], summary["block_utilization_theory"]
+    if measured is not None and theory is not None and summary["block_size"] > 1 and measured < theory - UTILIZATION_GAP:
+        yield (
+            f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
+            "requests end early, are preempted or aborted"
+        )
+    if summary["num_rejected"]:
+        yield f"{summary['num_rejected']} requests can never be served and were rejected: see reason in requests.csv"
+
+
+def _write(
+    resolved: ResolvedScenario, result: RunResult, options: Options, extras: _Extras, folder: Path
+) -> None:
+    write_json(folder / "summary.json", result.summary)
+    (folder / "scenario.yaml").write_text(resolved.to_yaml(), encoding="utf-8")
+    if result.step_columns:
+        write_table(folder / "steps.csv", result.step_columns)
+    if result.request_columns:
+        write_table(folder / "requests.csv", result.request_columns)
+    extras.write(folder, result)
+    if options.plots and result.step_columns:
+        from kvsim.report.plots import write_run_plots
+
+        write_run_plots(result.steps, result.requests, result.summary, folder)
+    if options.report:
+        from kvsim.report.page import write_run_report
+
+        write_run_report(folder, result)
+
+
+class _Extras:
+    """The observers that options ask for, and the files they leave."""
+
+    def __init__(self, options: Options, folder: Path | None) -> None:
+        self.options = options
+        self.journal: Any = None
+        self._timeline: Any = None
+        if options.debug or options.report:
+            from kvsim.memory.journal import Journal
+
+            self.journal = Journal()
+
+    @property
+    def needs_detail(self) -> bool:
+        return self.options.replay or self.options.timeline
+
+    def observers(self, engine: Engine) -> tuple[Observer, ...]:
+        """The observers, in the order in which they are told."""
+        found: list[Observer] = []
+        if self.options.replay:
+            found.append(_replay_of(engine))
+        if self.options.timeline:
+            from kvsim.report.timeline import TimelineObserver
+
+            self._timeline = TimelineObserver()
+            found.append(self._timeline)
+        if self.options.progress is not None:
+            found.append(_ProgressObserver(self.options.progress, engine.source.num_left))
+        return tuple(found)
+
+    def write(self, folder: Path, result: RunResult) -> None:
+        if self.journal is not None:
+            self.journal.write_csv(folder / "events.csv")
+        if self._timeline is not None:
+            from kvsim.report.timeline import write_timeline
+
+            write_timeline(folder / "timeline.json", result.requests, self._timeline, result.steps)
+
+
+def _replay_of(engine: Engine) -> Observer:
+    from kvsim.attention.replay import Replay
+
+    allocator = engine.scheduler.allocator
+    return Replay(allocator.block_size, allocator.num_blocks + 1, allocator.usage().num_host_blocks)
+
+
+class _ProgressObserver:
+    """Counts requests that ended, and says so every few hundred steps."""
+
+    def __init__(self, tell: Progress, num_requests: int) -> None:
+        self.tell = tell
+        self.num_requests = num_requests
+        self.num_ended = 0
+        self._num_steps = 0
+
+    def on_submit(self, request: Any, reason: str | None, now: Ns) -> None:
+        self.num_ended += reason is not None
+
+    def on_abort(self, request_id: str, sequences: Any, now: Ns) -> None:
+        self.num_ended += 1
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        """Nothing to count yet."""
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
+        self.num_ended += len(outcome.finished_requests)
+        self._num_steps += 1
+        if self._num_steps % PROGRESS_EVERY_STEPS == 0:
+            self.tell(self.num_ended, self.num_requests)
