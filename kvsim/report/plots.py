@@ -1,0 +1,527 @@
+"""Pictures that answer a question at a glance: each function takes a table a run wrote and returns a Figure.
+
+`steps`, `requests`, `compare` and `sweep` are DataFrames with the columns of steps.csv, requests.csv, compare.csv
+and sweep.csv; `summary` is the dict of summary.json. Every picture is readable at 600 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.report.series import FloatArray, step_curves, time_weighted_mean
+from kvsim.report.style import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    ORANGE,
+    PARTS,
+    RED,
+    SKY,
+    legend_below,
+    new_figure,
+    note,
+    percent_axis,
+    save,
+    styled,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Summary = Mapping[str, Any]
+
+LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
+MARKED_PERCENTILES = (50, 90, 99)
+
+METRIC_UNITS = {
+    "request_throughput": "requests/s",
+    "request_goodput": "requests/s",
+    "output_throughput": "tokens/s",
+    "total_token_throughput": "tokens/s",
+    "duration": "s",
+    "running_mean": "requests",
+    "running_peak": "requests",
+    "waiting_mean": "requests",
+    "sequences_mean": "sequences",
+    "block_utilization": "share",
+    "workload.arrivals.request_rate": "requests/s",
+    "allocator.block_size": "tokens",
+}
+
+
+def memory(steps: pd.DataFrame) -> Figure:
+    """Where does the KV memory go? Its six parts over time, stacked to the capacity."""
+    with styled():
+        figure = new_figure(3.6)
+        axes = figure.add_subplot()
+        axes.set_title("Where the KV memory is")
+        if not len(steps):
+            note(axes, "no step ran")
+            return figure
+        curves = step_curves(steps, list(PARTS))
+        capacity = float(steps[list(PARTS)].iloc[0].sum())
+        handles, labels = [], []
+        bottom = np.zeros_like(curves.times)
+        for name, (label, color) in PARTS.items():
+            top = bottom + curves.values[name] / capacity
+            mean = time_weighted_mean(steps, steps[name]) / capacity
+            if mean > 0:
+                handles.append(axes.fill_between(curves.times, bottom, top, step="post", color=color, linewidth=0))
+                labels.append(f"{label} {_percent(mean)}")
+            bottom = top
+        axes.set_xlim(curves.times[0], curves.times[-1])
+        axes.set_ylim(0, 1)
+        axes.set_xlabel(curves.time_label)
+        axes.set_ylabel(f"share of {capacity:,.0f} slots")
+        percent_axis(axes)
+        legend_below(figure, handles, labels, 3)
+        return figure
+
+
+def running_waiting(steps: pd.DataFrame) -> Figure:
+    """How many requests run at once, and how many wait for a place?"""
+    with styled():
+        figure = new_figure(3.6)
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        top.set_title("Requests running and waiting")
+        if not len(steps):
+            note(top, "no step ran")
+            note(bottom, "")
+            return figure
+        curves = step_curves(steps, ["num_running", "num_waiting", "num_swapped"])
+        mean = time_weighted_mean(steps, steps["num_running"])
+        peak = int(steps["num_running"].max())
+        _steps(top, curves.times, curves.values["num_running"], BLUE, f"running: mean {mean:.1f}, peak {peak}")
+        mean = time_weighted_mean(steps, steps["num_waiting"])
+        _steps(bottom, curves.times, curves.values["num_waiting"], ORANGE, f"waiting: mean {mean:.1f}")
+        if steps["num_swapped"].any():
+            _steps(bottom, curves.times, curves.values["num_swapped"], GREEN, "swapped out")
+        for axes in (top, bottom):
+            axes.set_ylim(bottom=0)
+            axes.set_ylabel("requests")
+            axes.legend(loc="upper right", ncols=2)
+            _whole_numbers(axes)
+            _headroom(axes)
+        bottom.set_xlim(curves.times[0], curves.times[-1])
+        bottom.set_xlabel(curves.time_label)
+        return figure
+
+
+def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Summary | None = None) -> Figure:
+    """How full are the allocated blocks, and how full should they be?
+
+    The theory is 1 - B / (2 x time-weighted mean length): on average half of each sequence's last block is empty.
+    It is taken from `summary` where it is there, else from the steps and `block_size` (without sharing).
+    """
+    with styled():
+        figure = new_figure(3.0)
+        axes = figure.add_subplot()
+        axes.set_title("How full the allocated blocks are")
+        if not len(steps) or steps["block_utilization"].isna().all():
+            note(axes, "no block was allocated")
+            return figure
+        curves = step_curves(steps, ["block_utilization"])
+        filled, theory = _filled_share(steps, summary), _theory(steps, block_size, summary)
+        _steps(axes, curves.times, curves.values["block_utilization"], BLUE, f"measured, mean {_percent(filled)}")
+        lowest = float(steps["block_utilization"].quantile(0.01))
+        if theory is not None:
+            axes.axhline(
+                theory, color=RED, linestyle="--", label=f"theory 1 - B/(2 x mean length) = {_percent(theory)}"
+            )
+            lowest = min(lowest, theory)
+        axes.set_xlim(curves.times[0], curves.times[-1])
+        axes.set_ylim(max(0.0, 1 - 1.5 * (1 - lowest)) if lowest < 0.99 else 0.98, 1.0)
+        axes.set_xlabel(curves.time_label)
+        axes.set_ylabel("filled share of allocated slots")
+        percent_axis(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        legend_below(figure, handles, labels, 2)
+        return figure
+
+
+def latency(requests: pd.DataFrame, summary: Summary | None = None) -> Figure:
+    """How long do requests wait and take? Share of the completed ones that were as fast, with p50, p90 and p99.
+
+    The marked percentiles come from `summary` where it is given, so that picture and table cannot differ.
+    """
+    with styled():
+        figure = new_figure(2.9)
+        panels = figure.subplots(1, 3, sharey=True)
+        figure.suptitle("Latency of completed requests", x=0.01, ha="left", fontsize=10, fontweight="bold")
+        completed = requests[requests["status"] == "finished"]
+        for axes, (name, title), color in zip(panels, LATENCIES.items(), (BLUE, GREEN, RED), strict=True):
+            values = np.sort(completed[f"{name}_ms"].dropna().to_numpy(np.float64))
+            axes.set_title(title, fontweight="normal", fontsize=9)
+            _distribution(axes, values, _marks(values, name, summary), color)
+        panels[0].set_ylabel("share of requests")
+        percent_axis(panels[0])
+        return figure
+
+
+def compare_memory(compare: pd.DataFrame) -> Figure:
+    """Where does each engine's KV memory go while requests wait? One stacked bar per engine."""
+    with styled():
+        figure = new_figure(3.8)
+        axes = figure.add_subplot()
+        axes.set_title("KV memory while requests wait, by engine")
+        shares, never_waited = _memory_shares(compare)
+        names = [f"{name}*" if calm else name for name, calm in zip(compare["engine"], never_waited, strict=True)]
+        places, bottom = np.arange(len(compare)), np.zeros(len(compare))
+        for part, (label, color) in PARTS.items():
+            if shares[part].any():
+                axes.bar(places, shares[part], 0.62, bottom=bottom, color=color, label=label)
+                _label_segments(axes, bottom, shares[part], color)
+            bottom = bottom + shares[part]
+        axes.set_xticks(places, names)
+        axes.set_ylim(0, 1)
+        axes.set_ylabel("share of KV capacity")
+        if any(never_waited):
+            axes.set_xlabel("* no request ever waited: mean over the whole run")
+        percent_axis(axes)
+        axes.grid(axis="x", visible=False)
+        _tilt_if_many(axes, len(names))
+        handles, labels = axes.get_legend_handles_labels()
+        legend_below(figure, handles, labels, 3)
+        return figure
+
+
+def compare_running(compare: pd.DataFrame) -> Figure:
+    """How many requests does each engine run at once?"""
+    return _grouped_bars(
+        compare,
+        {"running_mean": ("mean", BLUE), "running_peak": ("peak", SKY)},
+        "Requests running at once, by engine",
+        "requests",
+    )
+
+
+def compare_throughput(compare: pd.DataFrame) -> Figure:
+    """How many tokens a second does each engine deliver?"""
+    columns = {"output_throughput": ("output tokens", BLUE)}
+    return _grouped_bars(compare, columns, "Output throughput, by engine", "tokens/s")
+
+
+def compare_latency(compare: pd.DataFrame) -> Figure:
+    """How long do requests take in each engine? Logarithmic, since engines differ by orders of magnitude."""
+    columns = {
+        "median_ttft_ms": ("TTFT p50", SKY),
+        "p99_ttft_ms": ("TTFT p99", BLUE),
+        "median_tpot_ms": ("TPOT p50", ORANGE),
+        "p99_tpot_ms": ("TPOT p99", RED),
+    }
+    return _grouped_bars(compare, columns, "Latency, by engine", "ms", is_log=True)
+
+
+def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = None) -> Figure:
+    """How does a metric depend on a parameter? Mean and 95 % interval over seeds; a curve per value of `by`."""
+    with styled():
+        figure = new_figure(3.4)
+        axes = figure.add_subplot()
+        axes.set_title(f"{_plain_name(metric)} against {_plain_name(x)}")
+        groups = [("", sweep)] if by is None else [(str(key), rows) for key, rows in sweep.groupby(by, sort=True)]
+        points, labels = _positions(sweep[x])
+        for index, (label, rows) in enumerate(groups):
+            color, marker = CYCLE[index % len(CYCLE)], "osD^vPX"[index % 7]
+            mean, half = _mean_and_interval(rows, x, metric)
+            at = np.array([points[key] for key in mean.index])
+            axes.plot(at, mean, color=color, marker=marker, markersize=4, label=label)
+            axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
+        _parameter_axis(axes, points, labels)
+        axes.set_xlabel(_with_unit(x))
+        axes.set_ylabel(_with_unit(metric))
+        if by is not None:
+            axes.legend(title=_with_unit(by), loc="best", title_fontsize=8.5)
+        return figure
+
+
+def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
+    """How does a metric depend on two parameters? Its mean over seeds as a map."""
+    with styled():
+        figure = new_figure(3.8)
+        axes = figure.add_subplot()
+        axes.set_title(_with_unit(metric))
+        table = sweep.assign(**{metric: sweep[metric].astype(float)}).pivot_table(
+            index=y, columns=x, values=metric, aggfunc="mean", dropna=False
+        )
+        image = axes.imshow(table.to_numpy(), origin="lower", aspect="auto", cmap="cividis")
+        figure.colorbar(image, ax=axes, label=_with_unit(metric))
+        axes.set_xticks(range(table.shape[1]), [_short(value) for value in table.columns])
+        axes.set_yticks(range(table.shape[0]), [_short(value) for value in table.index])
+        axes.set_xlabel(_with_unit(x))
+        axes.set_ylabel(_with_unit(y))
+        axes.grid(False)
+        if table.size <= 80:
+            _label_cells(axes, table.to_numpy())
+        return figure
+
+
+def write_run_plots(
+    steps: pd.DataFrame,
+    requests: pd.DataFrame,
+    summary: Summary,
+    out_dir: Path | str,
+    *,
+    block_size: int | None = None,
+) -> list[Path]:
+    """Write memory.png, running.png, utilization.png and latency.png; returns their paths."""
+    figures = {
+        "memory": memory(steps),
+        "running": running_waiting(steps),
+        "utilization": utilization(steps, block_size, summary),
+        "latency": latency(requests, summary),
+    }
+    return _save_all(figures, out_dir)
+
+
+def write_compare_plots(compare: pd.DataFrame, out_dir: Path | str) -> list[Path]:
+    """Write compare_memory.png, compare_running.png, compare_throughput.png and compare_latency.png."""
+    figures = {
+        "compare_memory": compare_memory(compare),
+        "compare_running": compare_running(compare),
+        "compare_throughput": compare_throughput(compare),
+        "compare_latency": compare_latency(compare),
+    }
+    return _save_all(figures, out_dir)
+
+
+def write_sweep_plots(
+    sweep: pd.DataFrame, parameters: list[str], out_dir: Path | str, *, metrics: list[str] | None = None
+) -> list[Path]:
+    """Write a curve per metric against the first parameter, and, with a second one, a heat map beside it.
+
+    `metrics` default to those that answer most questions; columns the sweep lacks or that are empty are left out.
+    """
+    wanted = metrics or ["output_throughput", "mean_ttft_ms", "mean_tpot_ms", "running_mean", "block_utilization"]
+    figures: dict[str, Figure] = {}
+    for metric in wanted:
+        if metric not in sweep or sweep[metric].isna().all():
+            continue
+        by = parameters[1] if len(parameters) > 1 else None
+        figures[f"sweep_{metric}"] = sweep_curves(sweep, parameters[0], metric, by=by)
+        if by is not None:
+            figures[f"heatmap_{metric}"] = sweep_heatmap(sweep, parameters[0], by, metric)
+    return _save_all(figures, out_dir)
+
+
+def _save_all(figures: Mapping[str, Figure], out_dir: Path | str) -> list[Path]:
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+
+
+def _steps(axes: Axes, times: FloatArray, values: FloatArray, color: str, label: str) -> None:
+    axes.plot(times, values, drawstyle="steps-post", color=color, label=label)
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+
+
+def _headroom(axes: Axes) -> None:
+    """Room for the legend above the curve."""
+    axes.set_ylim(top=max(1.0, axes.get_ylim()[1] * 1.25))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _filled_share(steps: pd.DataFrame, summary: Summary | None) -> float:
+    if summary is not None and summary.get("block_utilization") is not None:
+        return float(summary["block_utilization"])
+    allocated = steps["token_states"] / steps["block_utilization"]
+    return time_weighted_mean(steps, steps["token_states"]) / time_weighted_mean(steps, allocated)
+
+
+def _theory(steps: pd.DataFrame, block_size: int | None, summary: Summary | None) -> float | None:
+    if summary is not None and summary.get("block_utilization_theory") is not None:
+        return float(summary["block_utilization_theory"])
+    sequences = time_weighted_mean(steps, steps["num_running"])
+    if block_size is None or not sequences > 0:
+        return None
+    mean_length = time_weighted_mean(steps, steps["token_states"]) / sequences
+    return 1 - block_size / (2 * mean_length) if mean_length > 0 else None
+
+
+def _marks(values: FloatArray, name: str, summary: Summary | None) -> dict[int, float]:
+    """Percentiles to mark: the summary's own, else linear ones of the values."""
+    marks: dict[int, float] = {}
+    for percentile in MARKED_PERCENTILES if len(values) else ():
+        key = f"median_{name}_ms" if percentile == 50 else f"p{percentile}_{name}_ms"
+        stated = summary.get(key) if summary is not None else None
+        marks[percentile] = float(np.percentile(values, percentile)) if stated is None else float(stated)
+    return marks
+
+
+def _distribution(axes: Axes, values: FloatArray, marks: Mapping[int, float], color: str) -> None:
+    """Share of requests at most this slow; the text says what the marks stand at."""
+    if not len(values):
+        note(axes, "none")
+        return
+    unit_ms, unit = (1000.0, "s") if values[-1] >= 10_000 else (1.0, "ms")
+    shares = np.arange(1, len(values) + 1) / len(values)
+    thin = np.unique(np.linspace(0, len(values) - 1, min(len(values), 1000)).astype(int))
+    axes.plot(values[thin] / unit_ms, shares[thin], drawstyle="steps-post", color=color)
+    axes.plot([value / unit_ms for value in marks.values()], [p / 100 for p in marks], "o", color=color, markersize=4)
+    text = "\n".join(f"p{percentile} {_short(value / unit_ms)} {unit}" for percentile, value in marks.items())
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+    axes.text(0.97, 0.06, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, bbox=box)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel(unit)
+    axes.locator_params(axis="x", nbins=4)
+
+
+def _memory_shares(compare: pd.DataFrame) -> tuple[dict[str, FloatArray], list[bool]]:
+    """Shares of the parts while requests waited; over the whole run for engines in which none ever did."""
+    saturated = {part: _numbers(compare, f"kv_saturated.{part}") for part in PARTS}
+    overall = {part: _numbers(compare, f"kv.{part}") for part in PARTS}
+    calm = np.isnan(saturated["token_states"])
+    shares = {part: np.nan_to_num(np.where(calm, overall[part], saturated[part])) for part in PARTS}
+    return shares, [bool(value) for value in calm]
+
+
+def _numbers(frame: pd.DataFrame, column: str) -> FloatArray:
+    import pandas as pd
+
+    if column not in frame:
+        return np.full(len(frame), np.nan)
+    return pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
+
+
+def _label_segments(axes: Axes, bottom: FloatArray, heights: FloatArray, color: str) -> None:
+    ink = "white" if color in (BLUE, RED, GREEN) else "black"
+    for index, (low, height) in enumerate(zip(bottom, heights, strict=True)):
+        if height >= 0.045:
+            axes.text(index, low + height / 2, f"{100 * height:.1f}", ha="center", va="center", color=ink, fontsize=8)
+
+
+def _grouped_bars(
+    compare: pd.DataFrame,
+    columns: Mapping[str, tuple[str, str]],
+    title: str,
+    unit: str,
+    *,
+    is_log: bool = False,
+) -> Figure:
+    with styled():
+        figure = new_figure(3.2)
+        axes = figure.add_subplot()
+        axes.set_title(title)
+        places, width = np.arange(len(compare)), 0.8 / len(columns)
+        many = len(compare) * len(columns) > 14
+        for index, (column, (label, color)) in enumerate(columns.items()):
+            values = _numbers(compare, column)
+            at = places + (index - (len(columns) - 1) / 2) * width
+            bars = axes.bar(at, np.nan_to_num(values), width * 0.94, color=color, label=label)
+            texts = ["-" if np.isnan(value) else _short(value) for value in values]
+            axes.bar_label(bars, texts, fontsize=6.5 if many else 8, padding=1, rotation=90 if many else 0)
+        if is_log and any((_numbers(compare, column) > 0).any() for column in columns):
+            axes.set_yscale("log")
+        axes.margins(y=0.22 if many else 0.1)
+        axes.set_xticks(places, [str(name) for name in compare["engine"]])
+        axes.set_ylabel(unit)
+        axes.grid(axis="x", visible=False)
+        _tilt_if_many(axes, len(compare))
+        if len(columns) > 1:
+            legend_below(figure, *axes.get_legend_handles_labels(), len(columns))
+        return figure
+
+
+def _tilt_if_many(axes: Axes, num_names: int) -> None:
+    if num_names > 5:
+        axes.tick_params(axis="x", labelrotation=25)
+
+
+def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Series[float], FloatArray]:
+    """Mean per value of `x`, and half the 95 % interval of that mean (Student's t; 0 where there is one value)."""
+    from scipy.special import stdtrit
+
+    values = rows[metric].astype(float).groupby(rows[x], sort=True)
+    mean, count = values.mean(), values.count()
+    quantile = stdtrit(np.maximum(count.to_numpy(np.float64) - 1, 1.0), 0.975)
+    spread = values.std().fillna(0.0).to_numpy(np.float64)
+    half: FloatArray = quantile * spread / np.sqrt(np.maximum(count.to_numpy(np.float64), 1.0))
+    return mean, half
+
+
+def _positions(column: pd.Series[Any]) -> tuple[dict[Any, float], list[str]]:
+    """Where each value of a parameter stands: at its number, or side by side if it is a word."""
+    values = sorted(column.dropna().unique().tolist(), key=lambda value: (isinstance(value, str), value))
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    places = {value: float(value) if is_number else float(index) for index, value in enumerate(values)}
+    return places, [_short(value) for value in values]
+
+
+def _parameter_axis(axes: Axes, points: Mapping[Any, float], labels: list[str]) -> None:
+    """Powers are spaced evenly (logarithmic), and every value of the sweep has its tick."""
+    from matplotlib.ticker import NullLocator
+
+    places = list(points.values())
+    if len(places) >= 3 and places[0] > 0 and places[-1] / places[0] >= 8:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(places) <= 12:
+        axes.set_xticks(places, labels)
+
+
+def _label_cells(axes: Axes, cells: FloatArray) -> None:
+    middle = np.nanmin(cells) / 2 + np.nanmax(cells) / 2
+    for (row, column), value in np.ndenumerate(cells):
+        if not np.isnan(value):
+            ink = "black" if value > middle else "white"
+            axes.text(column, row, _short(value), ha="center", va="center", color=ink, fontsize=7.5)
+
+
+def _short(value: Any) -> str:
+    """At most three significant digits, no exponent up to a million."""
+    if isinstance(value, str | bool):
+        return str(value)
+    number = float(value)
+    if abs(number) >= 1000 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def _plain_name(key: str) -> str:
+    """`workload.arrivals.request_rate` is read as "request rate", `mean_ttft_ms` as "mean TTFT"."""
+    words = key if key.startswith("kv") else key.rsplit(".", 1)[-1]
+    words = words.removesuffix("_ms").removesuffix("_s").replace("_", " ")
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        words = words.replace(name, name.upper())
+    return words
+
+
+def _with_unit(key: str) -> str:
+    unit = METRIC_UNITS.get(key)
+    if unit is None:
+        unit = "ms" if key.endswith("_ms") else "s" if key.endswith("_s") else None
+    if unit is None and key.startswith(("kv.", "kv_saturated.")):
+        unit = "share"
+    return _plain_name(key) if unit is None else f"{_plain_name(key)} ({unit})"
+
+
+__all__ = [
+    "compare_latency",
+    "compare_memory",
+    "compare_running",
+    "compare_throughput",
+    "latency",
+    "memory",
+    "running_waiting",
+    "save",
+    "sweep_curves",
+    "sweep_heatmap",
+    "utilization",
+    "write_compare_plots",
+    "write_run_plots",
+    "write_sweep_plots",
+]

@@ -1,0 +1,105 @@
+"""One look for every picture: colours that colour-blind eyes tell apart, units on axes, no global state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, SKY, RED, ORANGE, GREEN, PURPLE, YELLOW, GREY = (
+    "#0072B2",
+    "#56B4E9",
+    "#D55E00",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#F0E442",
+    "#DADADA",
+)
+"""The palette of Okabe and Ito (2008), and a grey."""
+
+CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, "#000000")
+
+PARTS = {
+    "token_states": ("token states", BLUE),
+    "reserved": ("reserved", SKY),
+    "internal_frag": ("internal fragmentation", RED),
+    "external_frag": ("external fragmentation", ORANGE),
+    "cached_idle": ("cached, idle", GREEN),
+    "free": ("free", GREY),
+}
+"""The ledger's parts from the bottom of a stack to its top, with label and colour."""
+
+WIDTH_INCHES = 6.0
+DPI = 150
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "white",
+    "svg.hashsalt": "kvsim",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The look, whatever the user's own matplotlib settings are; they are back afterwards."""
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", STYLE]):
+        yield
+
+
+def new_figure(height_inches: float) -> Figure:
+    """A figure of its own, without pyplot: nothing to close, safe in any thread and notebook."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG whose bytes depend on nothing but the figure."""
+    with styled():
+        figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def legend_below(figure: Figure, handles: list[Any], labels: list[str], num_columns: int) -> None:
+    """A legend under the axes, where it hides nothing."""
+    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, handlelength=1.4, columnspacing=1.4)
+
+
+def percent_axis(axes: Axes) -> None:
+    """Shares 0..1 are shown as percentages."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+
+
+def note(axes: Axes, text: str) -> None:
+    """Say in the middle of an empty picture why it is empty."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)

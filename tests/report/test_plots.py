@@ -1,0 +1,205 @@
+"""Pictures show what the tables say, are the same bytes every time, and touch nobody's settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from report.frames import BLOCK_SIZE, CAPACITY, PARTS, make_compare, make_requests, make_steps, make_sweep
+
+from kvsim.report import plots
+from kvsim.report.series import step_curves, time_weighted_mean
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def texts(figure) -> str:
+    """Everything a reader can read in a figure."""
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def test_run_plots_are_written_and_equal_bytes(tmp_path):
+    arguments = (make_steps(), make_requests(), {})
+    first = plots.write_run_plots(*arguments, tmp_path / "a", block_size=BLOCK_SIZE)
+    second = plots.write_run_plots(*arguments, tmp_path / "b", block_size=BLOCK_SIZE)
+    assert [path.name for path in first] == ["memory.png", "running.png", "utilization.png", "latency.png"]
+    for one, other in zip(first, second, strict=True):
+        content = one.read_bytes()
+        assert content.startswith(PNG_MAGIC)
+        assert b"Software" not in content
+        assert content == other.read_bytes()
+
+
+def test_a_users_settings_change_nothing_and_stay(tmp_path):
+    import matplotlib
+
+    expected = plots.save(plots.memory(make_steps()), tmp_path / "a.png").read_bytes()
+    with matplotlib.rc_context({"font.size": 22, "axes.facecolor": "black"}):
+        got = plots.save(plots.memory(make_steps()), tmp_path / "b.png").read_bytes()
+        assert matplotlib.rcParams["font.size"] == 22
+    assert got == expected
+
+
+def test_pyplot_is_never_loaded():
+    code = (
+        "import sys; from kvsim.report import plots; assert 'matplotlib' not in sys.modules; "
+        "import pandas; plots.latency(pandas.DataFrame({'status': [], 'ttft_ms': [], 'tpot_ms': [], 'e2el_ms': []})); "
+        "assert 'matplotlib.figure' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_memory_shows_shares_and_capacity():
+    steps = make_steps()
+    figure = plots.memory(steps)
+    shown = texts(figure)
+    mean = time_weighted_mean(steps, steps["token_states"]) / CAPACITY
+    assert f"token states {100 * mean:.1f} %" in shown
+    assert "share of 16,000 slots" in shown
+    assert "external fragmentation" not in shown
+    assert "time (s); blank where nothing ran" in shown
+
+
+def test_stacked_parts_reach_the_capacity_after_sampling():
+    curves = step_curves(make_steps(50_000), list(PARTS))
+    total = sum(curves.values[name] for name in PARTS)
+    known = total[~np.isnan(total)]
+    assert len(curves.times) <= 2100
+    np.testing.assert_allclose(known, CAPACITY)
+
+
+def test_sampling_keeps_the_time_weighted_mean():
+    steps = make_steps(50_000)
+    curves = step_curves(steps, ["num_running", "num_waiting"])
+    widths = np.diff(curves.times)
+    for name in ("num_running", "num_waiting"):
+        value = curves.values[name][:-1]
+        known = ~np.isnan(value)
+        mean = (value[known] * widths[known]).sum() / widths[known].sum()
+        assert mean == pytest.approx(time_weighted_mean(steps, steps[name]), rel=2e-3)
+
+
+def test_a_step_curve_by_hand():
+    steps = pd.DataFrame({"start_s": [1.0, 2.0, 7.0], "duration_ms": [1000.0, 2000.0, 1000.0], "x": [3, 5, 4]})
+    curves = step_curves(steps, ["x"])
+    assert curves.times.tolist() == [1.0, 2.0, 4.0, 7.0, 8.0]
+    np.testing.assert_array_equal(curves.values["x"], [3, 5, np.nan, 4, 4])
+    assert time_weighted_mean(steps, [3, 5, 4]) == pytest.approx((3 + 10 + 4) / 4)
+
+
+@pytest.mark.parametrize(("seconds", "unit", "last"), [(0.5, "ms", 500.0), (60, "s", 60.0), (9000, "h", 2.5)])
+def test_the_time_axis_has_a_fitting_unit(seconds, unit, last):
+    steps = pd.DataFrame({"start_s": [0.0], "duration_ms": [seconds * 1e3], "x": [1]})
+    curves = step_curves(steps, ["x"])
+    assert curves.unit == unit
+    assert curves.times[-1] == pytest.approx(last)
+
+
+def test_running_names_mean_and_peak():
+    steps = make_steps()
+    shown = texts(plots.running_waiting(steps))
+    assert f"peak {steps['num_running'].max()}" in shown
+    assert "swapped out" not in shown
+    assert "swapped out" in texts(plots.running_waiting(steps.assign(num_swapped=1)))
+
+
+def test_utilization_stands_beside_its_theory():
+    steps = pd.DataFrame(
+        {
+            "start_s": [0.0],
+            "duration_ms": [2000.0],
+            "num_running": [2],
+            "token_states": [1000],
+            "block_utilization": [0.97],
+        }
+    )
+    # Two sequences of 500 tokens, blocks of 32: half a block of 500 tokens is 3.2 %.
+    assert "= 96.8 %" in texts(plots.utilization(steps, 32))
+    summary = {"block_utilization": 0.9612, "block_utilization_theory": 0.984}
+    shown = texts(plots.utilization(steps, 32, summary))
+    assert "mean 96.1 %" in shown
+    assert "= 98.4 %" in shown
+    assert "theory" not in texts(plots.utilization(steps))
+
+
+def test_latency_marks_are_linear_percentiles_or_the_summarys():
+    requests = (
+        make_requests()
+        .iloc[:4]
+        .assign(status="finished", ttft_ms=[40.0, 10.0, 30.0, 20.0], tpot_ms=[np.nan] * 4, e2el_ms=[20_000.0] * 4)
+    )
+    shown = texts(plots.latency(requests))
+    assert "p50 25 ms\np90 37 ms\np99 39.7 ms" in shown
+    assert "none" in shown
+    assert "p50 20 s" in shown
+    assert "p50 26 ms" in texts(plots.latency(requests, {"median_ttft_ms": 26.0}))
+
+
+def test_compare_memory_labels_shares_and_calm_engines():
+    shown = texts(plots.compare_memory(make_compare()))
+    for share in ("20.4", "57.3", "35.7", "96.3"):
+        assert share in shown
+    assert "no-evict*" in shown
+    assert "paged*" not in shown
+    assert "no request ever waited" in shown
+
+
+def test_compare_plots_are_written(tmp_path):
+    paths = plots.write_compare_plots(make_compare(), tmp_path)
+    assert [path.name for path in paths] == [
+        "compare_memory.png",
+        "compare_running.png",
+        "compare_throughput.png",
+        "compare_latency.png",
+    ]
+    assert "21" in texts(plots.compare_running(make_compare()))
+
+
+def test_sweep_curves_show_mean_and_interval():
+    figure = plots.sweep_curves(pd.DataFrame({"block": [8, 8, 8, 16], "speed": [1.0, 2.0, 3.0, 5.0]}), "block", "speed")
+    axes = figure.axes[0]
+    assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0]
+    outline = axes.collections[0].get_paths()[0].vertices
+    # Student's t for two degrees of freedom: 4.303 x 1 / sqrt(3).
+    assert outline[outline[:, 0] == 8, 1].max() == pytest.approx(2 + 4.3027 / 3**0.5, rel=1e-4)
+    assert outline[outline[:, 0] == 16, 1].tolist() == pytest.approx([5.0] * (outline[:, 0] == 16).sum())
+
+
+def test_sweep_plots_are_written_and_empty_metrics_left_out(tmp_path):
+    paths = plots.write_sweep_plots(make_sweep(), ["allocator.block_size", "workload.arrivals.request_rate"], tmp_path)
+    assert [path.name for path in paths] == [
+        "sweep_output_throughput.png",
+        "heatmap_output_throughput.png",
+        "sweep_mean_ttft_ms.png",
+        "heatmap_mean_ttft_ms.png",
+    ]
+    figure = plots.sweep_curves(
+        make_sweep(), "allocator.block_size", "mean_ttft_ms", by="workload.arrivals.request_rate"
+    )
+    shown = texts(figure)
+    assert "mean TTFT (ms)" in shown
+    assert "block size (tokens)" in shown
+    assert "request rate (requests/s)" in shown
+
+
+def test_words_as_a_parameter(tmp_path):
+    sweep = pd.DataFrame({"engine": ["paged", "orca-max"], "output_throughput": [10.0, 5.0]})
+    assert "orca-max" in texts(plots.sweep_curves(sweep, "engine", "output_throughput"))
+    plots.write_sweep_plots(sweep, ["engine"], tmp_path)
+
+
+def test_empty_tables_give_pictures_that_say_so(tmp_path):
+    steps, requests = make_steps().iloc[:0], make_requests().iloc[:0]
+    assert len(plots.write_run_plots(steps, requests, {}, tmp_path, block_size=16)) == 4
+    assert "no step ran" in texts(plots.memory(steps))
+    assert "none" in texts(plots.latency(requests))
+    plots.write_compare_plots(make_compare().iloc[:0], tmp_path)
+
+
+def test_one_step_run(tmp_path):
+    plots.write_run_plots(make_steps(1), make_requests(1), {}, tmp_path, block_size=16)
