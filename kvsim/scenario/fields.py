@@ -96,6 +96,13 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _folder_name(value: Any) -> str:
+    name = _text(value).strip()
+    if len(name.encode()) > 200 or name.startswith((".", "-")) or re.search(r"[/\\\x00-\x1f\x7f]", name):
+        raise ValueError("names a folder: at most 200 characters, no slash, no dot or dash in front")
+    return name
+
+
 def _size(value: Any) -> int:
     size = parse_bytes(value)
     if size < 0:
@@ -148,6 +155,7 @@ def _window(value: Any) -> tuple[float, float]:
 
 Bool: TypeAlias = Annotated[bool, BeforeValidator(_boolean)]
 Text: TypeAlias = Annotated[str, BeforeValidator(_text), Field(max_length=4096)]
+FolderName: TypeAlias = Annotated[str, BeforeValidator(_folder_name)]
 Int: TypeAlias = Annotated[int, BeforeValidator(_integer)]
 IntKey: TypeAlias = Annotated[int, BeforeValidator(_integer_key)]
 Count: TypeAlias = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_TOKENS)]

@@ -105,12 +105,19 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
+_BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+"""pydantic's names of bounds on values that a validator of ours reads, and JSON Schema's."""
+
+
 def _loosen(node: Any) -> None:
     """A block may leave out its `type` (the engine or a default gives it), so that several variants may match."""
     if isinstance(node, dict):
         if "oneOf" in node:
             node["anyOf"] = node.pop("oneOf")
         node.pop("discriminator", None)
+        for ours, theirs in _BOUNDS.items():
+            if isinstance(node.get(ours), int | float):
+                node[theirs] = node.pop(ours)
         required = node.get("required")
         if isinstance(required, list) and "type" in required and "properties" in node:
             required.remove("type")

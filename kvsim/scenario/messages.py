@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
 from kvsim.scenario.layout import homes, keys_at, models_at, types_of
+from kvsim.scenario.words import did_you_mean, shorten
 from kvsim.scenario.yaml_loader import ABSENT, Key, dotted, look_up
 
 MAX_PROBLEMS = 10
@@ -52,12 +52,6 @@ def join(problems: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """`; did you mean block_size?` for a close known word, else nothing."""
-    close = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def unknown_key(key: Key, data: dict[str, Any]) -> str:
     """What to say of a key that its mapping does not take: a close name, another home, or the list of known keys."""
     *parents, name = key
@@ -78,12 +72,6 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
         home = dotted((*elsewhere[0], synonym if synonym and str(name) not in homes() else str(name)))
         return f"{text} here; did you mean {home}?"
     return f"{text}; known here: {', '.join(known)}"
-
-
-def shorten(value: object, limit: int = 60) -> str:
-    """A value as Python writes it, cut to fit a message."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _locate(loc: tuple[Any, ...], data: Any, kind: str) -> Key:

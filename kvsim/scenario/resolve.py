@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.layout import blocks, keys_at, models_at, types_of
-from kvsim.scenario.messages import did_you_mean, join, problems_of, shorten
+from kvsim.scenario.messages import join, problems_of
 from kvsim.scenario.overrides import Override, apply_overrides, override_of, parse_overrides
 from kvsim.scenario.presets import PRESETS
 from kvsim.scenario.schema import ENGINES, Scenario
+from kvsim.scenario.words import did_you_mean, shorten
 from kvsim.scenario.yaml_loader import ABSENT, Document, Key, load_yaml, look_up, parse_scalar, parse_yaml
 from kvsim.types import ScenarioError
 

@@ -16,6 +16,7 @@ from kvsim.scenario.fields import (
     Count,
     CountOrZero,
     Custom,
+    FolderName,
     Int,
     NotNegative,
     Positive,
@@ -25,6 +26,7 @@ from kvsim.scenario.fields import (
     TimeNs,
     is_import_path,
 )
+from kvsim.scenario.words import did_you_mean
 from kvsim.scenario.workload_schema import AnyWorkload, Workload
 
 ENGINES = (
@@ -52,7 +54,8 @@ def _choice_or_path(*choices: str) -> Any:
     def check(value: Any) -> str:
         if value in choices or is_import_path(value):
             return str(value)
-        raise ValueError(f"must be one of {', '.join(choices)}, or package.module:name")
+        named = f"one of {', '.join(choices)}, or " if choices else ""
+        raise ValueError(f"must be {named}package.module:name{did_you_mean(value, choices)}")
 
     schema = {"anyOf": [{"enum": list(choices)}, {"type": "string", "pattern": ":"}]}
     return Annotated[str, BeforeValidator(check), WithJsonSchema(schema)]
@@ -73,9 +76,11 @@ class ModelGeometry(Block):
     hidden_size: Annotated[Count, Field(le=10_000_000)] | None = None
     intermediate_size: Annotated[Count, Field(le=10_000_000)] | None = None
     vocab_size: Count | None = None
-    num_parameters: Annotated[Positive, Field(le=1e15)] | None = None
-    """Weights, to know what memory they leave; null: from the shapes."""
+    weight_bytes: PositiveSize | None = None
+    """Size of the weights, to know what memory they leave; null: counted from the shapes."""
     max_position_embeddings: Count | None = None
+    model_type: Text | None = None
+    """The family, to count weights."""
     sliding_window: Count | None = None
     kv_lora_rank: Count | None = None
     """MLA: elements of the latent that replaces K and V."""
@@ -149,15 +154,13 @@ class ContinuousScheduler(_Limits):
     """Iteration-level batching: the generic engine, over blocks or over contiguous reservations."""
 
     type: Literal["continuous"] = "continuous"
-    scheduling_policy: _choice_or_path("fcfs", "priority") = "fcfs"  # type: ignore[valid-type]
-    """Order of the queue."""
-    preemption: _choice_or_path("recompute", "swap") = "recompute"  # type: ignore[valid-type]
-    """What happens to a victim's blocks."""
-    victim: _choice_or_path("last_admitted") = "last_admitted"  # type: ignore[valid-type]
-    """Who is preempted when blocks run out."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """First come first served, or by the requests' priorities."""
+    preemption: _choice_or_path("recompute", "swap", "swap_forked") = "recompute"  # type: ignore[valid-type]
+    """What happens to a victim's blocks; swap_forked: requests of several sequences are swapped, others recomputed."""
     enable_chunked_prefill: Bool = True
     """A prompt may be computed over several steps."""
-    admission: _choice_or_path("whole_prompt", "first_chunk") = "whole_prompt"  # type: ignore[valid-type]
+    admission: Literal["full_prompt", "first_chunk"] = "full_prompt"
     """What must fit before a request is admitted."""
     prefill_first: Bool = False
     """Prompts are computed before decodes go on, in steps of their own."""
@@ -165,6 +168,12 @@ class ContinuousScheduler(_Limits):
     """Longest chunk of one prompt in a step; 0: no limit."""
     reservation: Literal["max", "pow2", "oracle"] | None = None
     """Contiguous memory only: slots set aside for a request."""
+    victim: _choice_or_path("last_admitted", "least_urgent") | None = None  # type: ignore[valid-type]
+    """Who is preempted when blocks run out; null: the policy's."""
+    queue_order: _choice_or_path("by_priority") | None = None  # type: ignore[valid-type]
+    """Sort key of the waiting queue; null: the policy's."""
+    gate: _choice_or_path() | None = None  # type: ignore[valid-type]
+    """A test of yours, asked before an admission."""
 
 
 class StaticScheduler(_Limits):
@@ -263,8 +272,6 @@ class LinearCostConfig(Block):
     """Transfers between host and device, GB/s each way."""
     swap_block_us: NotNegative = 10.0
     """Microseconds per block moved between host and device."""
-    table_entry_bytes: Literal[4, 8] = 4
-    """Bytes of a block-table entry, uploaded when it changes."""
 
 
 class KernelCostConfig(Block):
@@ -360,7 +367,7 @@ def _model_tag(value: Any) -> str:
 class Scenario(Block):
     """One experiment: engine, memory, workload, cost."""
 
-    name: Annotated[Text, Field(max_length=200)] = "scenario"
+    name: FolderName = "scenario"
     """Names the results folder."""
     description: Text | None = None
     """What it is for."""

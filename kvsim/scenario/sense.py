@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.scenario.fields import Custom
 from kvsim.scenario.layout import blocks, keys_at
-from kvsim.scenario.messages import did_you_mean, join
+from kvsim.scenario.messages import join
 from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,
@@ -18,6 +18,7 @@ from kvsim.scenario.schema import (
     VllmV0Scheduler,
     VllmV1Scheduler,
 )
+from kvsim.scenario.words import did_you_mean
 from kvsim.scenario.workload_schema import FixedLengths, UniformLengths, Workload
 from kvsim.scenario.yaml_loader import Key, dotted
 from kvsim.types import ScenarioError

@@ -254,7 +254,8 @@ def _check_bounds(text: str, source: str) -> None:
 
 def _bound(event: yaml.events.Event, source: str, problem: str) -> ScenarioError:
     mark = event.start_mark
-    return ScenarioError(f"{source}:{mark.line + 1}:{mark.column + 1}: {problem}")
+    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+    return ScenarioError(f"{where}: {problem}")
 
 
 def _syntax_error(error: yaml.YAMLError, text: str, source: str) -> ScenarioError:
