@@ -1,0 +1,327 @@
+"""Fit a profile from kernel measurements, and say how far off it is on rows it did not see."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.cost.fit import OpFit, basis, log_features
+from kvsim.cost.forms import FORMS
+from kvsim.cost.measurements import ROW_OPS, Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.profile import Profile
+from kvsim.types import ScenarioError
+
+HOLD_OUT_SHARE = 0.2
+MIN_ROWS = 8
+_MIN_ROWS_FOR_CORRECTION = 12
+_LOG_PARAM_SPAN = 7.0
+_NUM_STARTS = 3
+_OUTLIER_LOG_ERROR = 0.4
+_OUTLIER_SPREADS = 8.0
+
+
+@dataclass(frozen=True)
+class ErrorLine:
+    """Held-out error of one operation; shares and errors in per cent, bias = mean of predicted / measured - 1."""
+
+    op: str
+    kernel: str
+    version: str
+    num_rows: int
+    num_held_out: int
+    mape_pct: float
+    bias_pct: float
+    worst_pct: float
+    within_15_pct: float
+    within_20_pct: float
+    within_25_pct: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, its held-out errors, and the held-out pairs the picture shows."""
+
+    profile: Profile
+    errors: tuple[ErrorLine, ...]
+    held_out: tuple[tuple[str, float, float], ...]
+    """(operation, measured us, predicted us)."""
+
+
+def calibrate(
+    path: str | Path,
+    *,
+    gpu: str | None = None,
+    framework: str = "vllm",
+    version: str | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    hold_out: float = HOLD_OUT_SHARE,
+) -> Calibration:
+    """Fit the rows of one GPU and one framework; what that framework does not measure is borrowed from others.
+
+    A share `hold_out` of every operation's rows (seeded) is kept from a first fit and predicted; the profile itself
+    is then fitted to all rows with the length scales of the first. Raises ScenarioError for unusable input.
+    """
+    if not 0.0 < hold_out < 1.0:
+        raise ScenarioError(f"hold_out must lie between 0 and 1, not {hold_out}")
+    data = load_measurements(path, gpu)
+    groups = _choose(data, Path(path), framework, version)
+    rng = np.random.default_rng(seed)
+    fits, errors, pairs = [], [], []
+    for group in groups:
+        if len(group.latency_us) < MIN_ROWS:
+            continue
+        fitted, lines, group_pairs = _fit_and_test(group, rng, hold_out)
+        fits.append(fitted)
+        errors += lines
+        pairs += group_pairs
+    if not fits:
+        raise ScenarioError(f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows that a fit needs")
+    newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=_version_order)
+    profile = Profile(
+        name=name or data.gpu.lower(),
+        gpu=data.gpu,
+        framework=framework,
+        version=newest,
+        provenance={
+            "measurements": Path(path).name,
+            "sources": ", ".join(data.sources),
+            "num_rows": sum(len(g.latency_us) for g in groups),
+            "hold_out": hold_out,
+            "seed": seed,
+        },
+        fits=tuple(fits),
+    )
+    return Calibration(profile, tuple(errors), tuple(pairs))
+
+
+def _version_order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in "".join(c if c.isdigit() else " " for c in version).split())
+
+
+def _choose(data: Measurements, path: Path, framework: str, version: str | None) -> list[Group]:
+    own = [g for g in data.groups if g.key.framework == framework and version in (None, g.key.version)]
+    if not own:
+        known = sorted({(g.key.framework, g.key.version) for g in data.groups})
+        wanted = framework + (f" {version}" if version else "")
+        raise ScenarioError(
+            f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}"
+        )
+    covered = {(g.key.op, g.key.kind) for g in own}
+    borrowed = [g for g in data.groups if g.key.framework != framework and (g.key.op, g.key.kind) not in covered]
+    borrowed = [g for g in borrowed if g.key.kind in ROW_OPS or g.key.op == "all_reduce"]
+    return own + borrowed
+
+
+def _fit_and_test(
+    group: Group, rng: np.random.Generator, hold_out: float
+) -> tuple[OpFit, list[ErrorLine], list[tuple[str, float, float]]]:
+    order = rng.permutation(len(group.latency_us))
+    num_test = max(1, round(hold_out * len(order)))
+    test, train = group.take(np.sort(order[:num_test])), group.take(np.sort(order[num_test:]))
+    tested = fit_group(train)
+    predicted = tested.predict_us(test.columns)
+    lines = []
+    for kind in sorted(set(test.kinds)):
+        chosen = test.kinds == kind
+        errors = predicted[chosen] / test.latency_us[chosen] - 1.0
+        lines.append(error_line(group.key, kind, int((group.kinds == kind).sum()), errors))
+    pairs = [(str(k), float(m), float(p)) for k, m, p in zip(test.kinds, test.latency_us, predicted, strict=True)]
+    total = error_line(group.key, group.key.kind, len(order), predicted / test.latency_us - 1.0)
+    error = {"num_held_out": total.num_held_out, "mape_pct": total.mape_pct, "bias_pct": total.bias_pct,
+             "worst_pct": total.worst_pct, "within_15_pct": total.within_15_pct}
+    return replace(fit_group(group, like=tested), error=error), lines, pairs
+
+
+def error_line(key: GroupKey, kind: str, num_rows: int, errors: np.ndarray) -> ErrorLine:
+    """Summarise relative errors (predicted / measured - 1)."""
+    size = np.abs(errors)
+    shares = [round(100.0 * float(np.mean(size <= limit)), 1) for limit in (0.15, 0.20, 0.25)]
+    return ErrorLine(
+        kind, key.kernel, key.version, num_rows, len(errors),
+        round(100.0 * float(size.mean()), 2), round(100.0 * float(errors.mean()), 2),
+        round(100.0 * float(size.max()), 1), *shares,
+    )
+
+
+def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
+    """Closed form by robust least squares in the logarithm, then the correction.
+
+    `like` lends its tiles, length scales and nugget, so that only coefficients are fitted.
+    """
+    form = FORMS[group.key.op]
+    columns = {**group.columns}
+    keep = np.ones(len(group.latency_us), dtype=bool)
+    params = _fit_params(group, like)
+    log_ratio = np.log(group.latency_us / np.asarray(form.formula(params, columns)))
+    features = log_features(group.key.op, columns)
+    spec = _CorrectionSpec.of(like) if like else None
+    if len(log_ratio) >= _MIN_ROWS_FOR_CORRECTION:
+        spec = spec or _choose_correction(features, log_ratio)
+        keep = ~_outliers(spec, features, log_ratio)
+        if not keep.all() and like is None:
+            spec = _choose_correction(features[keep], log_ratio[keep])
+        weights = spec.weights(features[keep], log_ratio[keep])
+    else:
+        spec = spec or _CorrectionSpec("exponential", (1.0,) * features.shape[1], 0.1)
+        weights = spec.weights(features, log_ratio)
+    points = np.stack([np.asarray(columns[name], dtype=float) for name in form.features], axis=-1)[keep]
+    return OpFit(
+        op=group.key.op, kind=group.key.kind, kernel=group.key.kernel, version=group.key.version,
+        framework=group.key.framework, params={k: float(f"{v:.6g}") for k, v in params.items()},
+        basis=spec.basis, scales=tuple(float(f"{s:.4g}") for s in spec.scales), points=points,
+        weights=weights, error={"nugget": spec.nugget, "num_outliers": int((~keep).sum())},
+    )
+
+
+def _fit_params(group: Group, like: OpFit | None) -> dict[str, float]:
+    form = FORMS[group.key.op]
+    if like is not None:
+        tiles = [{name: like.params[name] for name in form.tiles}]
+    else:
+        tiles = [dict(zip(form.tiles, values, strict=True)) for values in product(*form.tiles.values())]
+    best: tuple[float, dict[str, float]] | None = None
+    for tile in tiles:
+        cost, params = _least_squares(group, tile)
+        if best is None or cost < best[0]:
+            best = cost, params
+    assert best is not None
+    return best[1]
+
+
+def _least_squares(group: Group, tile: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    from scipy.optimize import least_squares
+
+    form = FORMS[group.key.op]
+    names = list(form.start)
+    start = np.log([form.start[name] for name in names])
+    target = np.log(group.latency_us)
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        params = dict(zip(names, np.exp(logs), strict=True), **tile)
+        return np.asarray(np.log(form.formula(params, group.columns)) - target)
+
+    rng = np.random.default_rng(0)
+    span = np.array([3.5 if name == "sharpness" else _LOG_PARAM_SPAN for name in names])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        starts = [start + shift * rng.uniform(-1.5, 1.5, len(names)) for shift in (0.0, *[1.0] * (_NUM_STARTS - 1))]
+        tries = [least_squares(residuals, first, bounds=(start - span, start + span), loss="soft_l1",
+                               f_scale=0.1, max_nfev=60) for first in starts]
+    found = min(tries, key=lambda one: float(one.cost))
+    return float(found.cost), {**dict(zip(names, map(float, np.exp(found.x)), strict=True)), **tile}
+
+
+@dataclass(frozen=True)
+class _CorrectionSpec:
+    """Shape of the correction: basis, inverse length scale per feature, and nugget (noise to signal variance)."""
+
+    basis: str
+    scales: tuple[float, ...]
+    nugget: float
+
+    @staticmethod
+    def of(fit: OpFit) -> _CorrectionSpec:
+        return _CorrectionSpec(fit.basis, fit.scales, fit.error["nugget"])
+
+    def inverse(self, features: np.ndarray) -> np.ndarray:
+        scaled = features * np.asarray(self.scales)
+        matrix = basis(self.basis, scaled, scaled)
+        matrix[np.diag_indices_from(matrix)] += self.nugget
+        return np.asarray(np.linalg.inv(matrix))
+
+    def weights(self, features: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+        return np.asarray(self.inverse(features) @ log_ratio)
+
+    def left_out_errors(self, features: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+        """What each point is off by when the others predict it (closed form, no refit)."""
+        inverse = self.inverse(features)
+        return np.asarray((inverse @ log_ratio) / np.diag(inverse))
+
+
+def _choose_correction(features: np.ndarray, log_ratio: np.ndarray) -> _CorrectionSpec:
+    """Scales and nugget with the least leave-one-out error; a soft norm, so that a wild row does not steer them."""
+    from scipy.optimize import minimize
+
+    varies = features.std(axis=0) > 0
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(features))[:400]
+    chosen, target = features[rows], log_ratio[rows]
+
+    def spec_of(kind: str, logs: np.ndarray) -> _CorrectionSpec:
+        scales = np.ones(len(varies))
+        scales[varies] = np.exp(np.clip(logs[:-1], -5.0, 2.0))
+        return _CorrectionSpec(kind, tuple(scales), float(np.exp(np.clip(logs[-1], -9.0, 1.0))))
+
+    def objective(kind: str) -> Callable[[np.ndarray], float]:
+        def value(logs: np.ndarray) -> float:
+            error = spec_of(kind, logs).left_out_errors(chosen, target)
+            return float(np.mean(np.sqrt(error**2 + 0.02**2)))
+
+        return value
+
+    best: tuple[float, _CorrectionSpec] | None = None
+    for kind, start in (("exponential", -1.5), ("matern32", -1.0)):
+        first = np.append(np.full(int(varies.sum()), start), -4.0)
+        found = minimize(objective(kind), first, method="Nelder-Mead",
+                         options={"maxfev": 40 * len(first), "xatol": 0.05, "fatol": 1e-5})
+        if best is None or found.fun < best[0]:
+            best = float(found.fun), spec_of(kind, found.x)
+    assert best is not None
+    return best[1]
+
+
+def _outliers(spec: _CorrectionSpec, features: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+    """Rows that their neighbours contradict grossly: set aside, and counted in the profile.
+
+    A wild row also makes its neighbours look wrong, so only the worst of them is dropped at a time.
+    """
+    dropped = np.zeros(len(log_ratio), dtype=bool)
+    for _ in range(max(1, len(log_ratio) // 50)):
+        kept = np.flatnonzero(~dropped)
+        error = np.abs(spec.left_out_errors(features[kept], log_ratio[kept]))
+        limit = max(_OUTLIER_LOG_ERROR, _OUTLIER_SPREADS * float(np.median(error)))
+        if error.max() <= limit:
+            break
+        dropped[kept[int(error.argmax())]] = True
+    return dropped
+
+
+def calibration_dict(result: Calibration) -> dict[str, Any]:
+    """The JSON form of a calibration's errors."""
+    return {
+        "profile": result.profile.name,
+        "gpu": result.profile.gpu,
+        "framework": result.profile.framework,
+        "version": result.profile.version,
+        "provenance": dict(result.profile.provenance),
+        "errors": [line.__dict__ for line in result.errors],
+    }
+
+
+def plot_held_out(pairs: Sequence[tuple[str, float, float]], path: str | Path) -> None:
+    """Predicted against measured latency of the held-out rows, one colour per operation, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 6.5))
+    for op in sorted({op for op, _, _ in pairs}):
+        rows = [(m, p) for name, m, p in pairs if name == op]
+        axes.scatter([m for m, _ in rows], [p for _, p in rows], s=12, alpha=0.7, label=f"{op} ({len(rows)})")
+    low, high = min(m for _, m, _ in pairs) / 1.5, max(m for _, m, _ in pairs) * 1.5
+    axes.plot([low, high], [low, high], color="black", linewidth=0.8)
+    axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15], color="grey", alpha=0.15)
+    axes.set(xscale="log", yscale="log", xlabel="measured (us)", ylabel="predicted (us)",
+             title="Held-out kernel times; the band is +-15 %")
+    axes.legend(fontsize=7, ncol=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,150 @@
+"""Closed forms of kernel time: launch overhead plus a smooth maximum of what could bind.
+
+Each form takes parameters and columns (NumPy arrays or numbers, broadcast together) and returns microseconds.
+Bandwidths are in GB/s, rates in TFLOP/s. `TILE_CHOICES` are tried one by one by the fit; the other parameters are
+positive and fitted in the logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Columns: TypeAlias = Mapping[str, Any]
+Params: TypeAlias = Mapping[str, float]
+
+_US_PER_BYTE_AT_1_GBPS = 1e-3
+_US_PER_FLOP_AT_1_TFLOPS = 1e-6
+
+
+def smooth_max(sharpness: float, *terms: Any) -> Any:
+    """(x^p + y^p + ...)^(1/p) with p = 1 + sharpness: the sum at p = 1, the maximum as p grows."""
+    power = 1.0 + sharpness
+    largest = np.maximum.reduce(np.broadcast_arrays(*terms))
+    largest = np.maximum(largest, 1e-12)
+    return largest * sum((term / largest) ** power for term in terms) ** (1.0 / power)
+
+
+def _tiles(count: Any, tile: float) -> Any:
+    return np.ceil(np.maximum(count, 1) / tile)
+
+
+def gemm_us(p: Params, c: Columns) -> Any:
+    """`tokens` x `k` times `k` x `n`, two bytes an element: weights are read, or tensor cores bind."""
+    m, n, k = c["tokens"], c["n"], c["k"]
+    compute = 2.0 * m * n * k / p["tflops"] * _US_PER_FLOP_AT_1_TFLOPS
+    memory = 2.0 * (n * k + m * k + m * n) / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
+    return p["launch_us"] + smooth_max(p["sharpness"], compute, memory)
+
+
+def decode_attention_us(p: Params, c: Columns) -> Any:
+    """One query token per sequence: KV bytes, the number of KV tiles, or the length of one sequence binds."""
+    b, ctx, kv = c["batch"], c["ctx_len"], c["kv_heads"]
+    kv_bytes = 2.0 * b * ctx * kv * c["head_dim"] * c["kv_bytes"]
+    # Benchmarks call the kernel again on the same KV: what fits the L2 cache comes from there.
+    cached = 1.0 / (1.0 + (kv_bytes / (p["l2_mb"] * 1e6)) ** 4)
+    memory = kv_bytes * (cached / p["l2_gbps"] + (1.0 - cached) / p["gbps"]) * _US_PER_BYTE_AT_1_GBPS
+    tiles = b * kv * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
+    rows = b * c["heads"] * p["row_us"]
+    serial = np.sqrt(ctx) * p["serial_us"]
+    # Without grouped queries the kernel may not split a sequence over the cores, and walks it.
+    walk = np.where(np.asarray(c["heads"]) == kv, ctx * p["walk_us"], 0.0)
+    return p["launch_us"] + smooth_max(p["sharpness"], memory, tiles, rows, serial, walk)
+
+
+def prefill_attention_us(p: Params, c: Columns) -> Any:
+    """`batch` chunks of `seq_len` tokens, each on top of `prefix` cached ones, causal."""
+    b, s, prefix, heads, dim = c["batch"], c["seq_len"], c["prefix"], c["heads"], c["head_dim"]
+    rows = _tiles(s, p["tile_m"]) * p["tile_m"]
+    keys = _tiles(s + prefix, p["tile_n"]) * p["tile_n"]
+    compute = 4.0 * b * heads * dim * rows * (prefix + (s + p["tile_n"]) / 2) / p["tflops"] * _US_PER_FLOP_AT_1_TFLOPS
+    moved = 4.0 * b * s * heads * dim + 2.0 * b * (s + prefix) * c["kv_heads"] * dim * c["kv_bytes"]
+    memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
+    serial = keys * p["serial_us"]
+    return p["launch_us"] + smooth_max(p["sharpness"], compute, memory, serial)
+
+
+def mixed_attention_us(p: Params, c: Columns) -> Any:
+    """`batch` decodes of `ctx_len` tokens and one chunk in the same call of the unsplit kernel.
+
+    A decode occupies a whole query tile there, and the longest sequence is walked serially.
+    """
+    b, ctx, s, prefix = c["batch"], c["ctx_len"], c["chunk"], c["prefix"]
+    heads, dim, kv = c["heads"], c["head_dim"], c["kv_heads"]
+    rows = _tiles(s, p["tile_m"]) * p["tile_m"]
+    compute = 4.0 * heads * dim * rows * (prefix + (s + p["tile_n"]) / 2) / p["tflops"] * _US_PER_FLOP_AT_1_TFLOPS
+    decode_tiles = b * heads * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
+    moved = 2.0 * (b * ctx + s + prefix) * kv * dim * c["kv_bytes"]
+    memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
+    serial = _tiles(np.maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
+    return p["launch_us"] + smooth_max(p["sharpness"], compute + decode_tiles, memory, serial)
+
+
+def all_reduce_us(p: Params, c: Columns) -> Any:
+    """Custom kernels for small messages (one-shot, then two-shot), a ring from `switch_bytes` on.
+
+    One-shot: every GPU reads all of every other. The limits of one-shot are those of vLLM's custom all-reduce.
+    """
+    gpus, size = np.asarray(c["num_gpus"], dtype=float), np.asarray(c["bytes"], dtype=float)
+    link = 2.0 * (gpus - 1) / gpus * size * _US_PER_BYTE_AT_1_GBPS
+    one_shot = p["hop_us"] * (gpus - 1) + (gpus - 1) * size * _US_PER_BYTE_AT_1_GBPS / p["gbps"]
+    two_shot = p["two_shot_us"] + p["hop_us"] * (gpus - 1) + link / p["gbps"]
+    is_one_shot = (gpus <= 2) | (size < np.where(gpus <= 4, 2.0**19, 2.0**18))
+    small = p["launch_us"] + smooth_max(p["sharpness"], np.where(is_one_shot, one_shot, two_shot), p["floor_us"])
+    large = p["ring_launch_us"] + p["ring_hop_us"] * (gpus - 1) + link / p["ring_gbps"]
+    return np.where(size < p["switch_bytes"], small, large)
+
+
+def elementwise_us(p: Params, c: Columns) -> Any:
+    """`tokens` rows of `width` elements move through memory once."""
+    memory = 2.0 * c["tokens"] * c["width"] / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
+    return p["launch_us"] + smooth_max(p["sharpness"], memory, c["tokens"] * p["row_us"])
+
+
+@dataclass(frozen=True)
+class Form:
+    """One operation: its formula, where the fit starts, and the columns its correction is a function of."""
+
+    formula: Callable[[Params, Columns], Any]
+    start: Params
+    features: tuple[str, ...]
+    tiles: Mapping[str, tuple[float, ...]]
+
+
+_TILE = (32.0, 64.0, 128.0, 256.0)
+
+FORMS: Mapping[str, Form] = {
+    "gemm": Form(gemm_us, {"launch_us": 5, "tflops": 200, "gbps": 1500, "sharpness": 2}, ("tokens", "n", "k"), {}),
+    "decode_attention": Form(
+        decode_attention_us,
+        {"launch_us": 8, "gbps": 1500, "tile_us": 0.02, "row_us": 0.002, "serial_us": 0.05,
+         "walk_us": 0.005, "l2_mb": 50, "l2_gbps": 2500, "sharpness": 2},
+        ("batch", "ctx_len", "heads", "kv_heads", "kv_bytes"),
+        {"tile_n": _TILE},
+    ),
+    "prefill_attention": Form(
+        prefill_attention_us,
+        {"launch_us": 8, "tflops": 200, "gbps": 1500, "serial_us": 0.02, "sharpness": 2},
+        ("batch", "seq_len", "prefix", "heads", "kv_heads", "kv_bytes"),
+        {"tile_m": (64.0, 128.0, 256.0), "tile_n": _TILE},
+    ),
+    "mixed_attention": Form(
+        mixed_attention_us,
+        {"launch_us": 8, "tflops": 100, "gbps": 1500, "tile_us": 0.02, "serial_us": 0.03, "sharpness": 2},
+        ("batch", "ctx_len", "chunk", "prefix", "heads", "kv_heads", "kv_bytes"),
+        {"tile_m": (64.0, 128.0, 256.0), "tile_n": _TILE},
+    ),
+    "all_reduce": Form(
+        all_reduce_us,
+        {"launch_us": 4, "gbps": 200, "hop_us": 0.2, "two_shot_us": 3, "floor_us": 0.5, "sharpness": 2,
+         "ring_launch_us": 20, "ring_gbps": 200, "ring_hop_us": 1},
+        ("bytes", "num_gpus"),
+        {"switch_bytes": tuple(float(2**i) for i in range(19, 26))},
+    ),
+    "elementwise": Form(
+        elementwise_us, {"launch_us": 2, "gbps": 1000, "row_us": 0.001, "sharpness": 2}, ("tokens", "width"), {}
+    ),
+}

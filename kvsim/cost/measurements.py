@@ -1,0 +1,288 @@
+"""Kernel measurements from CSV: checked rows, sorted into the operations the cost model knows.
+
+One row is one kernel call of one layer. Whole-layer rows (`qkv_proj`, `act_fn`, ...) name a model in `kernel`; its
+dimensions turn them into GEMM shapes and row widths.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.cost.forms import FORMS
+from kvsim.types import ScenarioError
+
+REQUIRED = ("gpu", "framework", "version", "kernel", "op", "latency_us")
+
+
+@dataclass(frozen=True)
+class LayerDims:
+    """The dimensions of one transformer that decide its GEMM shapes."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+# From the models' public config.json.
+LAYER_DIMS: Mapping[str, LayerDims] = {
+    "Llama-2-7b": LayerDims(4096, 11008, 32, 32, 128, 32000),
+    "Meta-Llama-3-8B": LayerDims(4096, 14336, 32, 8, 128, 128256),
+    "Llama-3.1-8B": LayerDims(4096, 14336, 32, 8, 128, 128256),
+    "Qwen3-32B": LayerDims(5120, 25600, 64, 8, 128, 151936),
+}
+
+_RENAMED = {
+    "input_layernorm": "layernorm",
+    "post_attention_layernorm": "layernorm",
+    "mlp_act": "act_fn",
+    "attn_rope": "rotary_emb",
+    "emb": "embedding",
+}
+PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
+ROW_OPS = ("act_fn", "layernorm", "final_layernorm", "rotary_emb", "qk_norm", "embedding", "sampler")
+_COLUMNS_OF = {
+    "gemm": ("tokens", "n", "k"),
+    "decode_attention": ("batch", "ctx_len", "heads", "kv_heads", "head_dim"),
+    "mixed_attention": ("batch", "ctx_len", "prefill_chunk", "prefill_kv_prefix", "heads", "kv_heads", "head_dim"),
+    "all_reduce": ("bytes", "num_gpus"),
+}
+
+
+def projection_shape(op: str, dims: LayerDims, tp: int = 1) -> tuple[int, int]:
+    """(n, k) of a projection's weights on one of `tp` GPUs."""
+    attention_width = dims.num_heads * dims.head_dim
+    kv_width = max(dims.num_kv_heads // tp, 1) * dims.head_dim
+    return {
+        "qkv_proj": (attention_width // tp + 2 * kv_width, dims.hidden_size),
+        "o_proj": (dims.hidden_size, attention_width // tp),
+        "gate_up_proj": (2 * dims.intermediate_size // tp, dims.hidden_size),
+        "down_proj": (dims.hidden_size, dims.intermediate_size // tp),
+        "lm_head": (dims.vocab_size // tp, dims.hidden_size),
+    }[op]
+
+
+def row_width(op: str, dims: LayerDims, tp: int = 1) -> int:
+    """Elements that one token moves through memory in a row-wise operation on one of `tp` GPUs."""
+    heads = dims.num_heads // tp + max(dims.num_kv_heads // tp, 1)
+    return {
+        "act_fn": 3 * dims.intermediate_size // tp,
+        "layernorm": 4 * dims.hidden_size,
+        "final_layernorm": 4 * dims.hidden_size,
+        "rotary_emb": 2 * heads * dims.head_dim,
+        "qk_norm": 2 * heads * dims.head_dim,
+        "embedding": 2 * dims.hidden_size,
+        "sampler": dims.vocab_size,
+    }[op]
+
+
+@dataclass(frozen=True, order=True)
+class GroupKey:
+    """What one fit is made for."""
+
+    op: str
+    kind: str
+    framework: str
+    kernel: str
+    version: str
+
+
+@dataclass
+class Group:
+    """Columns of the rows of one fit; `kinds` keeps the input's name of each row's operation."""
+
+    key: GroupKey
+    columns: dict[str, np.ndarray]
+    latency_us: np.ndarray
+    kinds: np.ndarray
+
+    def take(self, index: np.ndarray) -> Group:
+        columns = {name: values[index] for name, values in self.columns.items()}
+        return Group(self.key, columns, self.latency_us[index], self.kinds[index])
+
+
+@dataclass
+class Measurements:
+    """The rows of one file for one GPU."""
+
+    gpu: str
+    groups: list[Group]
+    num_rows: int
+    sources: list[str]
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+def read_rows(path: str | Path) -> list[dict[str, str]]:
+    """Rows of a measurements file; raises ScenarioError naming the file, and the column that is missing."""
+    path = Path(path)
+    if not path.is_file():
+        raise ScenarioError(f"{path}: no such measurements file")
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            reader = csv.DictReader(handle)
+            header = reader.fieldnames or []
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ScenarioError(f"{path}: not a CSV text file: {error}") from None
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise ScenarioError(
+            f"{path}: column {missing[0]!r} is missing; a measurements file has {', '.join(REQUIRED)} "
+            f"and the columns of its operations; this one has {', '.join(header) or 'no header'}"
+        )
+    if not rows:
+        raise ScenarioError(f"{path}: no rows below the header")
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise ScenarioError(f"{path}: line {number}: {_num_cells(row)} cells where the header has {len(header)}")
+    return rows
+
+
+def _num_cells(row: Mapping[str | None, object]) -> int:
+    extra = row.get(None)
+    return sum(1 for name, value in row.items() if name is not None and value is not None) + (
+        len(extra) if isinstance(extra, list) else 0
+    )
+
+
+def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
+    """Group the rows of `path` by operation, framework, kernel and version.
+
+    `gpu` picks one of several GPUs in the file. Rows of other number formats than two-byte ones (one-byte KV is
+    known) are counted in `skipped`. Raises ScenarioError with file, line and column for a value that cannot be used.
+    """
+    path = Path(path)
+    rows = read_rows(path)
+    gpu = _the_gpu(path, rows, gpu)
+    collected: dict[GroupKey, list[tuple[dict[str, float], float, str]]] = {}
+    skipped: dict[str, int] = {}
+    sources: dict[str, None] = {}
+    for line, row in enumerate(rows, start=2):
+        if row["gpu"] != gpu:
+            continue
+        if row.get("dtype", "") in ("int8", "fp8", "fp8_e4m3", "nvfp4", "int4"):
+            skipped[f"{row['op']} {row['dtype']}"] = skipped.get(f"{row['op']} {row['dtype']}", 0) + 1
+            continue
+        key, columns = _classify(_Cells(path, line, row))
+        latency = _Cells(path, line, row).number("latency_us", positive=True)
+        collected.setdefault(key, []).append((columns, latency, row["op"]))
+        sources[row.get("source", "") or str(path.name)] = None
+    groups = [_merge(key, collected[key]) for key in sorted(collected)]
+    return Measurements(gpu, groups, sum(len(v) for v in collected.values()), list(sources), skipped)
+
+
+def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> str:
+    names = sorted({row["gpu"] for row in rows})
+    if wanted is not None:
+        for name in names:
+            if _plain(name) == _plain(wanted):
+                return name
+        raise ScenarioError(f"{path}: no row has gpu {wanted!r}; it has {', '.join(names)}")
+    if len(names) > 1:
+        raise ScenarioError(f"{path}: rows of several GPUs ({', '.join(names)}): name one with --gpu")
+    return names[0]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+class _Cells:
+    """One row with errors that say where."""
+
+    def __init__(self, path: Path, line: int, row: Mapping[str, str]) -> None:
+        self.path, self.line, self.row = path, line, row
+
+    def fail(self, column: str, what: str) -> ScenarioError:
+        return ScenarioError(f"{self.path}: line {self.line}, column {column!r}: {what}")
+
+    def number(self, column: str, *, positive: bool = False, default: float | None = None) -> float:
+        text = (self.row.get(column) or "").strip()
+        if not text:
+            if default is not None:
+                return default
+            raise self.fail(column, f"empty, but operation {self.row['op']!r} needs it")
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.fail(column, f"{text!r} is not a number") from None
+        if not math.isfinite(value) or value < 0 or (positive and value == 0):
+            raise self.fail(column, f"{text!r} must be a finite number {'above' if positive else 'of at least'} 0")
+        return value
+
+    def text(self, column: str) -> str:
+        return (self.row.get(column) or "").strip()
+
+
+def _classify(cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
+    row_op = cells.text("op")
+    op = _RENAMED.get(row_op, row_op)
+    framework, kernel, version = cells.text("framework"), cells.text("kernel"), cells.text("version")
+    if op in ("decode_attention", "prefill_attention", "mixed_attention"):
+        kernel = "whole-layer" if "prefill_chunk" in cells.row else kernel
+        return GroupKey(op, op, framework, kernel, version), _attention_columns(op, cells)
+    if op in _COLUMNS_OF:
+        columns = {name: cells.number(name, positive=True) for name in _COLUMNS_OF[op]}
+        return GroupKey(op, op, framework, kernel, version), columns
+    return _layer_operation(op, cells)
+
+
+def _attention_columns(op: str, cells: _Cells) -> dict[str, float]:
+    columns = {name: cells.number(name, positive=True) for name in ("heads", "kv_heads", "head_dim")}
+    columns["kv_bytes"] = 1.0 if cells.text("kv_dtype") in ("fp8", "int8", "fp8_e4m3") else 2.0
+    if op == "decode_attention":
+        columns["batch"] = cells.number("batch", positive=True)
+        columns["ctx_len"] = cells.number("ctx_len", positive=True)
+    elif op == "mixed_attention":
+        columns["batch"] = cells.number("batch", positive=True)
+        columns["ctx_len"] = cells.number("ctx_len", positive=True)
+        columns["chunk"] = cells.number("prefill_chunk", positive=True)
+        columns["prefix"] = cells.number("prefill_kv_prefix", default=0.0)
+    elif cells.text("prefill_chunk"):
+        columns["batch"] = 1.0
+        columns["seq_len"] = cells.number("prefill_chunk", positive=True)
+        columns["prefix"] = cells.number("prefill_kv_prefix", default=0.0)
+    else:
+        columns["batch"] = cells.number("batch", positive=True)
+        columns["seq_len"] = cells.number("seq_len", positive=True)
+        columns["prefix"] = cells.number("ctx_len", default=0.0)
+    return columns
+
+
+def _layer_operation(op: str, cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
+    """A row of a whole-layer measurement; `kernel` names the model, so that shapes can be derived."""
+    # The head and the sampler see one row per sequence: their rows count a batch.
+    tokens = cells.number("tokens" if cells.text("tokens") or not cells.text("batch") else "batch", positive=True)
+    framework, model, version = cells.text("framework"), cells.text("kernel"), cells.text("version")
+    dims = LAYER_DIMS.get(model)
+    tp = int(cells.number("tp", positive=True, default=1.0))
+    if dims is not None and op in PROJECTIONS:
+        n, k = projection_shape(op, dims, tp)
+        return GroupKey("gemm", "gemm", framework, "whole-layer", version), {"tokens": tokens, "n": n, "k": k}
+    if dims is not None and op in ROW_OPS:
+        width = row_width(op, dims, tp)
+        return GroupKey("elementwise", op, framework, "whole-layer", version), {"tokens": tokens, "width": width}
+    # An operation whose shape nobody told: a function of the tokens, good for this very model only.
+    return GroupKey("elementwise", f"{model}:{op}", framework, model, version), {"tokens": tokens, "width": 1.0}
+
+
+def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]]) -> Group:
+    """Rows with equal columns become one, at the geometric mean of their latencies."""
+    features = sorted(set(FORMS[key.op].features) | {"head_dim"} if "attention" in key.op else FORMS[key.op].features)
+    merged: dict[tuple[float, ...], tuple[list[float], str]] = {}
+    for columns, latency, kind in rows:
+        point = tuple(columns[name] for name in features)
+        merged.setdefault(point, ([], kind))[0].append(math.log(latency))
+    points = sorted(merged)
+    table = np.array(points, dtype=float).reshape(len(points), len(features))
+    latencies = np.exp([sum(merged[p][0]) / len(merged[p][0]) for p in points])
+    kinds = np.array([merged[p][1] for p in points])
+    return Group(key, {name: table[:, i] for i, name in enumerate(features)}, latencies, kinds)

@@ -1,0 +1,160 @@
+"""A GPU's calibrated kernel times: the file format, and finding it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from kvsim.cost.fit import OpFit
+from kvsim.cost.forms import FORMS
+from kvsim.types import ScenarioError
+
+FORMAT_VERSION = 1
+PROFILE_DIR = Path(__file__).resolve().parent.parent / "catalog" / "profiles"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Kernel times of one GPU and one framework, as fits."""
+
+    name: str
+    gpu: str
+    framework: str
+    version: str
+    """The one used where several versions were measured."""
+    fits: tuple[OpFit, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    overhead: Mapping[str, Any] = field(default_factory=dict)
+    """`decode_step_us` and `mixed_step_us` of the engine, and the run they come from; empty if never measured."""
+
+    def find(self, op: str, kind: str | None = None, *, kernel: str | None = None,
+             version: str | None = None) -> OpFit | None:
+        """The fit of an operation: of `version` (default: the profile's, else the newest), of kernel `kernel`.
+
+        Of several kernels the graph-captured one wins, as engines replay graphs in decode steps.
+        """
+        found = [f for f in self.fits if f.op == op and f.kind == (kind or op)]
+        found = [f for f in found if kernel in (None, f.kernel)]
+        wanted = version or self.version
+        exact = [f for f in found if f.version == wanted]
+        if version is not None and not exact:
+            return None
+        found = exact or found
+        return max(found, key=lambda f: ("graph" in f.kernel, f.framework == self.framework, f.version), default=None)
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with kvsim."""
+    return sorted(path.stem for path in PROFILE_DIR.glob("*.yaml"))
+
+
+def profile_path(name_or_path: str | Path) -> Path:
+    """A shipped profile by name (any spelling: "RTX-4090"), or a file; raises ScenarioError that lists the names."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise ScenarioError(f"{path}: no such profile file; shipped profiles: {', '.join(profile_names())}")
+    wanted = _plain(str(name_or_path))
+    for name in profile_names():
+        if _plain(name) == wanted:
+            return PROFILE_DIR / f"{name}.yaml"
+    for name in profile_names():  # a GPU's long name: "a100-80gb", "NVIDIA H100 80GB HBM3"
+        if _plain(name) in wanted:
+            return PROFILE_DIR / f"{name}.yaml"
+    raise ScenarioError(
+        f"no profile {str(name_or_path)!r}; shipped: {', '.join(profile_names())}. Make one with `kvsim calibrate`, or "
+        f"ask for the datasheet estimate by name: cost: {{type: roofline, gpu: {name_or_path}}}"
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """Read a profile by name or file; raises ScenarioError naming the file and what is wrong in it."""
+    path = profile_path(name_or_path)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: not readable as YAML: {error}") from None
+    try:
+        return _from_dict(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ScenarioError(f"{path}: not a kvsim cost profile ({type(error).__name__}: {error})") from None
+
+
+def _from_dict(data: Mapping[str, Any]) -> Profile:
+    if data["format"] != FORMAT_VERSION:
+        raise ValueError(f"format {data['format']!r}, this kvsim reads {FORMAT_VERSION}")
+    return Profile(
+        name=data["name"], gpu=data["gpu"], framework=data["framework"], version=str(data["version"]),
+        provenance=data.get("provenance", {}), overhead=data.get("overhead") or {},
+        fits=tuple(_fit_from_dict(entry) for entry in data["fits"]),
+    )
+
+
+def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
+    num_features = len(FORMS[entry["op"]].features)
+    lines = entry["correction"]["points"].split("\n")
+    table = np.array([[float(x) for x in line.split(",")] for line in lines if line], dtype=float)
+    table = table.reshape(-1, num_features + 1)
+    return OpFit(
+        op=entry["op"], kind=entry["kind"], kernel=entry["kernel"], version=str(entry["version"]),
+        framework=entry["framework"], params=entry["params"], basis=entry["correction"]["basis"],
+        scales=tuple(entry["correction"]["scales"]), points=table[:, :-1], weights=table[:, -1],
+        error=entry["held_out_error"],
+    )
+
+
+def profile_dict(profile: Profile) -> dict[str, Any]:
+    """The profile as the plain data its file holds."""
+    return {
+        "format": FORMAT_VERSION, "name": profile.name, "gpu": profile.gpu, "framework": profile.framework,
+        "version": profile.version, "provenance": dict(profile.provenance), "overhead": dict(profile.overhead),
+        "fits": [_fit_dict(fit) for fit in profile.fits],
+    }
+
+
+def _fit_dict(fit: OpFit) -> dict[str, Any]:
+    rows = (
+        ",".join([*(f"{value:g}" if value < 1e6 else str(int(value)) for value in point), f"{weight:.4g}"])
+        for point, weight in zip(fit.points, fit.weights, strict=True)
+    )
+    return {
+        "op": fit.op, "kind": fit.kind, "framework": fit.framework, "version": fit.version, "kernel": fit.kernel,
+        "held_out_error": {k: (float(f"{v:.4g}") if isinstance(v, float) else v) for k, v in fit.error.items()},
+        "params": dict(fit.params),
+        "correction": {
+            "basis": fit.basis, "columns": ",".join([*FORMS[fit.op].features, "weight"]),
+            "scales": list(fit.scales), "points": "\n".join(rows) + "\n",
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write a profile's file, replacing it at once."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.dump(profile_dict(profile), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
