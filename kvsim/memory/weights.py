@@ -1,0 +1,302 @@
+"""How many parameters a model has and how many bytes they take, counted from its configuration, matrix by matrix.
+
+Known families are listed in `FAMILIES`; another one, or a missing field, is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from kvsim.memory.geometry import GeometryError, ModelGeometry, dtype_bytes
+
+Config = Mapping[str, Any]
+
+
+class ParamCount(NamedTuple):
+    """Parameters by how they are stored: quantised formats leave embeddings and the rest as they are."""
+
+    embedding: int = 0
+    """Token and position embeddings and the output head."""
+    linear: int = 0
+    """Weight matrices of attention and dense MLPs."""
+    expert: int = 0
+    """Weight matrices of routed experts."""
+    other: int = 0
+    """Norms, biases, routers: replicated on every rank."""
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def count_params(geometry: ModelGeometry) -> ParamCount:
+    """Parameters of the model. Raises GeometryError for a family or field it would have to guess."""
+    config = geometry.config
+    family = config.get("model_type")
+    if family is None:
+        raise GeometryError(
+            "the model configuration lacks model_type, so its weights cannot be counted: give weight_bytes"
+        )
+    if family not in FAMILIES:
+        raise GeometryError(
+            f"model_type {family!r} is not among those whose weights can be counted ({', '.join(sorted(FAMILIES))}): "
+            f"give weight_bytes"
+        )
+    return FAMILIES[family](_Fields(config))
+
+
+def weight_bytes(geometry: ModelGeometry, tensor_parallel_size: int = 1) -> int:
+    """Bytes of weights on one rank: matrices and embeddings are split, norms and biases replicated."""
+    count = count_params(geometry)
+    plain = Fraction(dtype_bytes(geometry.dtype))
+    quantised = _quantised_bytes(geometry.config.get("quantization_config"), plain)
+    split = count.embedding * plain + count.linear * quantised.linear + count.expert * quantised.expert
+    return int(split / tensor_parallel_size + count.other * plain)
+
+
+class _ElementBytes(NamedTuple):
+    linear: Fraction
+    expert: Fraction
+
+
+def _quantised_bytes(quantization: Any, plain: Fraction) -> _ElementBytes:
+    """Bytes of one element of a linear layer and of an expert, scales and zero points included."""
+    if not quantization:
+        return _ElementBytes(plain, plain)
+    method = quantization.get("quant_method")
+    if method == "mxfp4":
+        # 4 bits each and one 8-bit exponent per 32; only the experts are converted.
+        return _ElementBytes(plain, Fraction(4, 8) + Fraction(1, 32))
+    if method in ("fp8", "fbgemm_fp8"):
+        block = quantization.get("weight_block_size")
+        size = 1 + (Fraction(4, block[0] * block[1]) if block else 0)
+        return _ElementBytes(Fraction(size), Fraction(size))
+    if method in ("awq", "gptq"):
+        size = _grouped_bytes(quantization, ("bits", "w_bit"), ("group_size", "q_group_size"))
+        return _ElementBytes(size, size)
+    if method == "compressed-tensors":
+        size = _compressed_tensors_bytes(quantization)
+        return _ElementBytes(size, size)
+    raise GeometryError(
+        f"quantization_config.quant_method is {method!r}; known are awq, gptq, fp8, fbgemm_fp8, mxfp4, "
+        f"compressed-tensors: give weight_bytes"
+    )
+
+
+def _grouped_bytes(quantization: Config, bit_keys: tuple[str, ...], group_keys: tuple[str, ...]) -> Fraction:
+    """Integers of `bits`, and per group one fp16 scale and one zero point."""
+    bits = next((quantization[key] for key in bit_keys if quantization.get(key)), None)
+    group_size = next((quantization[key] for key in group_keys if quantization.get(key)), None)
+    if bits is None:
+        raise GeometryError("quantization_config lacks bits")
+    if group_size is None:
+        raise GeometryError("quantization_config lacks group_size")
+    overhead = Fraction(2 * 8 + bits, 8 * group_size) if group_size > 0 else Fraction(0)
+    return Fraction(bits, 8) + overhead
+
+
+def _compressed_tensors_bytes(quantization: Config) -> Fraction:
+    for group in (quantization.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        if "num_bits" not in weights:
+            break
+        group_size = weights.get("group_size") or 0
+        return Fraction(weights["num_bits"], 8) + (Fraction(2, group_size) if group_size > 0 else 0)
+    raise GeometryError("quantization_config lacks config_groups.*.weights.num_bits")
+
+
+class _Fields:
+    """A configuration that complains when asked for what it lacks."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.hidden = self["hidden_size"]
+        self.num_layers = self["num_hidden_layers"]
+        self.vocab = self["vocab_size"]
+
+    def __getitem__(self, name: str) -> int:
+        value = self.config.get(name)
+        if value is None:
+            raise GeometryError(
+                f"the model configuration lacks {name}, so its weights cannot be counted: give weight_bytes"
+            )
+        return int(value)
+
+    def get(self, name: str, default: int) -> int:
+        value = self.config.get(name)
+        return default if value is None else int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A switch whose default is that of the family's configuration class."""
+        value = self.config.get(name)
+        return default if value is None else bool(value)
+
+    @property
+    def num_heads(self) -> int:
+        return self["num_attention_heads"]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.get("num_key_value_heads", self.num_heads)
+
+    @property
+    def head_dim(self) -> int:
+        return self.get("head_dim", self.hidden // self.num_heads)
+
+
+def _embedding(f: _Fields, tied_by_default: bool) -> int:
+    num_matrices = 1 if f.flag("tie_word_embeddings", tied_by_default) else 2
+    return num_matrices * f.vocab * f.hidden
+
+
+def _attention(f: _Fields) -> int:
+    """Query, key, value and output matrices of one layer."""
+    return 2 * f.hidden * f.head_dim * (f.num_heads + f.num_kv_heads)
+
+
+def _qkv_width(f: _Fields) -> int:
+    return f.head_dim * (f.num_heads + 2 * f.num_kv_heads)
+
+
+def _gated_mlp(f: _Fields, width: int) -> int:
+    """Gate, up and down matrices."""
+    return 3 * f.hidden * width
+
+
+def _dense(f: _Fields, *, per_layer_other: int, tied_by_default: bool = False) -> ParamCount:
+    """Pre-norm transformer with a gated MLP; `per_layer_other` are its norms and biases."""
+    return ParamCount(
+        embedding=_embedding(f, tied_by_default),
+        linear=f.num_layers * (_attention(f) + _gated_mlp(f, f["intermediate_size"])),
+        other=f.num_layers * per_layer_other + f.hidden,
+    )
+
+
+def _llama(f: _Fields) -> ParamCount:
+    biases = _qkv_width(f) + f.hidden if f.flag("attention_bias", False) else 0
+    if f.flag("mlp_bias", False):
+        biases += 2 * f["intermediate_size"] + f.hidden
+    return _dense(f, per_layer_other=2 * f.hidden + biases)
+
+
+def _qwen2(f: _Fields) -> ParamCount:
+    return _dense(f, per_layer_other=2 * f.hidden + _qkv_width(f))
+
+
+def _qwen3(f: _Fields) -> ParamCount:
+    biases = _qkv_width(f) + f.hidden if f.flag("attention_bias", False) else 0
+    return _dense(f, per_layer_other=2 * f.hidden + 2 * f.head_dim + biases)
+
+
+def _gemma(f: _Fields) -> ParamCount:
+    return _dense(f, per_layer_other=2 * f.hidden, tied_by_default=True)
+
+
+def _gemma2(f: _Fields) -> ParamCount:
+    return _dense(f, per_layer_other=4 * f.hidden, tied_by_default=True)
+
+
+def _gemma3(f: _Fields) -> ParamCount:
+    return _dense(f, per_layer_other=4 * f.hidden + 2 * f.head_dim, tied_by_default=True)
+
+
+def _mixtral(f: _Fields) -> ParamCount:
+    num_experts = f["num_local_experts"]
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * _attention(f),
+        expert=f.num_layers * num_experts * _gated_mlp(f, f["intermediate_size"]),
+        other=f.num_layers * (2 * f.hidden + num_experts * f.hidden) + f.hidden,
+    )
+
+
+def _qwen3_moe(f: _Fields) -> ParamCount:
+    num_experts, every = f["num_experts"], f.get("decoder_sparse_step", 1)
+    dense_layers = set(f.config.get("mlp_only_layers") or ())
+    num_sparse = sum(layer not in dense_layers and (layer + 1) % every == 0 for layer in range(f.num_layers))
+    num_dense = f.num_layers - num_sparse
+    dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * _attention(f) + dense,
+        expert=num_sparse * num_experts * _gated_mlp(f, f["moe_intermediate_size"]),
+        other=f.num_layers * (2 * f.hidden + 2 * f.head_dim) + num_sparse * num_experts * f.hidden + f.hidden,
+    )
+
+
+def _gpt_oss(f: _Fields) -> ParamCount:
+    num_experts, width = f["num_local_experts"], f["intermediate_size"]
+    attention_other = _qkv_width(f) + f.hidden + f.num_heads  # biases, and one attention sink per head
+    expert_biases = num_experts * (2 * width + f.hidden)
+    router = num_experts * (f.hidden + 1)
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * _attention(f),
+        expert=f.num_layers * num_experts * _gated_mlp(f, width),
+        other=f.num_layers * (2 * f.hidden + attention_other + expert_biases + router) + f.hidden,
+    )
+
+
+def _opt(f: _Fields) -> ParamCount:
+    ffn, embed_dim = f["ffn_dim"], f.get("word_embed_proj_dim", f.hidden)
+    positions = (f["max_position_embeddings"] + 2) * f.hidden  # two rows are kept for padding
+    projections = 2 * embed_dim * f.hidden if embed_dim != f.hidden else 0
+    head = 0 if f.flag("tie_word_embeddings", True) else f.vocab * embed_dim
+    biases = 4 * f.hidden + ffn + f.hidden
+    last_norm = 2 * f.hidden if f.flag("do_layer_norm_before", True) else 0
+    return ParamCount(
+        embedding=f.vocab * embed_dim + head + positions,
+        linear=f.num_layers * (4 * f.hidden * f.hidden + 2 * f.hidden * ffn) + projections,
+        other=f.num_layers * (biases + 4 * f.hidden) + last_norm,
+    )
+
+
+def _deepseek(f: _Fields) -> ParamCount:
+    """MLA and, from layer `first_k_dense_replace` on, shared and routed experts (the draft head is not loaded)."""
+    num_dense = f.get("first_k_dense_replace", 0)
+    num_sparse = f.num_layers - num_dense
+    num_experts, width = f["n_routed_experts"], f["moe_intermediate_size"]
+    shared = _gated_mlp(f, f.get("n_shared_experts", 0) * width)
+    dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
+    attention, norms = _latent_attention(f)
+    # One correction bias per expert where the router scores without an auxiliary loss.
+    bias = num_experts if f.config.get("topk_method") == "noaux_tc" else 0
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * attention + dense + num_sparse * shared,
+        expert=num_sparse * num_experts * _gated_mlp(f, width),
+        other=f.num_layers * (2 * f.hidden + norms) + num_sparse * (num_experts * f.hidden + bias) + f.hidden,
+    )
+
+
+def _latent_attention(f: _Fields) -> tuple[int, int]:
+    """(matrices, norms) of one layer of multi-head latent attention."""
+    nope, rope, value = f["qk_nope_head_dim"], f["qk_rope_head_dim"], f["v_head_dim"]
+    latent, heads = f["kv_lora_rank"], f.num_heads
+    q_rank = f.get("q_lora_rank", 0)
+    query_in = q_rank or f.hidden
+    query = (f.hidden * q_rank if q_rank else 0) + query_in * heads * (nope + rope)
+    key_value = f.hidden * (latent + rope) + latent * heads * (nope + value)
+    return query + key_value + heads * value * f.hidden, q_rank + latent
+
+
+FAMILIES: dict[str, Callable[[_Fields], ParamCount]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "llama": _llama,
+    "mistral": _llama,
+    "mixtral": _mixtral,
+    "opt": _opt,
+    "phi3": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}
+"""Parameter counts by `model_type`."""

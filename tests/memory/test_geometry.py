@@ -1,0 +1,249 @@
+"""Bytes per token and per model: textbook values, and parameter counts as published."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvsim.catalog import gpu_names, load_gpu, load_model, model_names
+from kvsim.memory.geometry import GeometryError, LayerGroup, ModelGeometry, dtype_bytes, num_gpu_blocks
+from kvsim.memory.weights import count_params, weight_bytes
+from kvsim.types import ScenarioError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "torch_dtype": "float16",
+}
+
+
+def test_textbook_512_kib_a_token():
+    geometry = ModelGeometry.from_config(
+        {"num_hidden_layers": 32, "num_key_value_heads": 32, "head_dim": 128, "dtype": "float16"}
+    )
+    assert geometry.bytes_per_token() == 512 * KIB
+    assert geometry.bytes_per_token() * 2048 == 1 * GIB
+    assert geometry.bytes_per_token() * 32 * 4096 == 64 * GIB
+    assert num_gpu_blocks(40 * GIB, 32, geometry.bytes_per_token()) == 2560
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    [
+        ("opt-13b", 800 * KIB),
+        ("opt-66b", 9 * MIB // 4),
+        ("opt-175b", 9 * MIB // 2),
+        ("llama-2-7b", 512 * KIB),
+        ("llama-3.1-8b", 128 * KIB),
+        ("deepseek-v3", 61 * 576 * 2),
+    ],
+)
+def test_bytes_per_token_of_presets(name, num_bytes):
+    assert load_model(name).bytes_per_token() == num_bytes
+
+
+def test_the_papers_slots():
+    assert 12 * GIB // load_model("opt-13b").bytes_per_token() == 15_728
+
+
+def test_blocks_are_rounded_down():
+    assert num_gpu_blocks(2 * 16 * 100 - 1, 16, 100) == 1
+    assert num_gpu_blocks(-5, 16, 100) == 0
+
+
+@pytest.mark.parametrize(("tensor_parallel_size", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
+def test_kv_heads_are_split_then_replicated(tensor_parallel_size, heads):
+    geometry = load_model("llama-2-70b")
+    assert geometry.kv_heads_per_rank(tensor_parallel_size) == heads
+    assert geometry.bytes_per_token("auto", tensor_parallel_size) == 80 * 2 * heads * 128 * 2
+
+
+def test_heads_that_cannot_be_split_are_an_error():
+    with pytest.raises(GeometryError, match="64 attention heads cannot be split over 3 ranks"):
+        load_model("llama-2-70b").bytes_per_token("auto", 3)
+
+
+def test_a_latent_is_on_every_rank():
+    geometry = load_model("deepseek-v3")
+    assert geometry.bytes_per_token("auto", 8) == geometry.bytes_per_token()
+    assert geometry.bytes_per_token("fp8") == 61 * 576
+
+
+def test_fp8_halves_the_bytes():
+    geometry = load_model("llama-3-8b")
+    assert geometry.bytes_per_token("fp8") * 2 == geometry.bytes_per_token()
+    assert dtype_bytes("torch.bfloat16") == 2
+
+
+def test_missing_kv_heads_and_head_dim_follow_from_the_attention_heads():
+    geometry = ModelGeometry.from_config(LLAMA)
+    assert (geometry.num_key_value_heads, geometry.head_dim) == (32, 128)
+
+
+def test_a_nested_text_config_is_used():
+    geometry = ModelGeometry.from_config({"torch_dtype": "bfloat16", "text_config": {**LLAMA, "torch_dtype": None}})
+    assert (geometry.dtype, geometry.num_hidden_layers) == ("bfloat16", 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
+        ({"num_attention_heads": None}, "lacks num_key_value_heads"),
+        ({"num_attention_heads": None, "num_key_value_heads": 8}, "lacks head_dim"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": 4097}, "hidden_size 4097 is no multiple"),
+        ({"torch_dtype": None}, "lacks dtype"),
+        ({"torch_dtype": "float17"}, "unknown dtype 'float17'"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
+        ({"kv_lora_rank": 512}, "lacks qk_rope_head_dim"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ({"layer_types": ["linear_attention"] * 32}, "layer_types has linear_attention"),
+        ({"model_type": "gemma3_text", "sliding_window": 1024}, "lacks layer_types"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(change, message):
+    with pytest.raises(GeometryError, match=message):
+        ModelGeometry.from_config({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "groups"),
+    [
+        ({"sliding_window": None}, (LayerGroup("full_attention", 32),)),
+        ({"sliding_window": 4096}, (LayerGroup("sliding_attention", 32, 4096),)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (LayerGroup("full_attention", 32),)),
+        (
+            {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28},
+            (LayerGroup("full_attention", 28), LayerGroup("sliding_attention", 4, 4096)),
+        ),
+        (
+            {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 16},
+            (LayerGroup("sliding_attention", 16, 128), LayerGroup("full_attention", 16)),
+        ),
+        (
+            {"model_type": "gemma3_text", "sliding_window": 1024, "sliding_window_pattern": 6},
+            (LayerGroup("sliding_attention", 27, 1024), LayerGroup("full_attention", 5)),
+        ),
+    ],
+)
+def test_windowed_layers(change, groups):
+    geometry = ModelGeometry.from_config({**LLAMA, **change})
+    assert geometry.groups == groups
+    assert sum(geometry.group_bytes_per_token().values()) == geometry.bytes_per_token() == 512 * KIB
+
+
+def test_a_window_on_every_layer_is_the_models():
+    assert load_model("mistral-7b-v0.1").sliding_window == 4096
+    assert load_model("gemma-2-9b").sliding_window is None
+    assert load_model("gemma-2-9b").is_hybrid
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("opt-125m", 125_239_296),
+        ("opt-13b", 12_853_473_280),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("yi-34b", 34_388_917_248),
+        ("gemma-2-9b", 9_241_705_984),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("deepseek-v3", 671_026_419_200),
+    ],
+)
+def test_parameter_counts_as_published(name, total):
+    assert count_params(load_model(name)).total == total
+
+
+def test_weights_of_quantised_models_are_smaller():
+    plain = load_model("mistral-7b")
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    quantised = ModelGeometry.from_config({**plain.config, "quantization_config": awq})
+    assert weight_bytes(plain) == 2 * count_params(plain).total
+    assert weight_bytes(quantised) / GIB == pytest.approx(3.88, abs=0.02)
+    assert weight_bytes(plain, 2) < 0.501 * weight_bytes(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": None}, "lacks model_type"),
+        ({"model_type": "brandnew"}, "model_type 'brandnew' is not among"),
+        ({}, "lacks vocab_size"),
+        ({"vocab_size": 32000}, "lacks intermediate_size"),
+    ],
+)
+def test_weights_are_never_guessed(change, message):
+    geometry = ModelGeometry.from_config({**LLAMA, **change})
+    with pytest.raises(GeometryError, match=message):
+        count_params(geometry)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_of_the_catalog_loads_and_can_be_counted(name):
+    geometry = load_model(name)
+    assert geometry.name == name
+    assert geometry.max_model_len
+    assert geometry.bytes_per_token() > 0
+    assert weight_bytes(geometry) > 0
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_gpu_of_the_catalog_loads(name):
+    gpu = load_gpu(name)
+    assert gpu.name == name
+    assert 20 * GIB < gpu.total_memory_bytes < 200 * GIB
+    assert 1e11 < gpu.memory_bandwidth < 1e13
+
+
+def test_names_may_be_those_of_the_hub_and_of_the_driver():
+    assert load_model("meta-llama/Llama-3.1-8B").name == "llama-3.1-8b"
+    assert load_model("Qwen/Qwen3-32B").name == "qwen3-32b"
+    assert load_gpu("NVIDIA H100 80GB HBM3").name == "h100-80gb"
+
+
+def test_a_misspelt_name_gets_the_nearest_and_the_list():
+    with pytest.raises(
+        ScenarioError, match=r"unknown model 'lama-2-7b'; did you mean llama-2-7b.*The catalog has .*opt-13b"
+    ):
+        load_model("lama-2-7b")
+    with pytest.raises(ScenarioError, match=r"unknown GPU 'a100-80g'; did you mean a100-80gb.*rtx-4090"):
+        load_gpu("a100-80g")
+
+
+def test_a_config_file_will_do(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert load_model(folder).name == "mine"
+    assert load_model("mine", base_dir=tmp_path).bytes_per_token() == 512 * KIB
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ScenarioError, match=r"config\.json: a model configuration is a mapping"):
+        load_model(folder / "config.json")
+    (folder / "config.json").write_text('{"dtype": "float16"}')
+    with pytest.raises(ScenarioError, match=r"config\.json: the model configuration lacks num_hidden_layers"):
+        load_model(folder)
+
+
+def test_a_gpu_may_be_given_in_full():
+    with pytest.raises(ScenarioError, match="gpu mine: memory_bandwidth_gb_s is None"):
+        load_gpu({"name": "mine", "total_memory_gib": 10})
