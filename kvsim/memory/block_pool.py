@@ -226,7 +226,7 @@ class BlockPool:
         raise AllocatorError(f"free_list {policy!r} is unknown; it is one of {', '.join(FREE_LIST_POLICIES)}")
 
     def take(self, count: int) -> list[BlockId]:
-        """Hand out `count` blocks with reference count 1; the caller has checked that they are there."""
+        """Hand out `count` blocks with one reference each; the caller has checked that they are there."""
         pop, ref = self.pop, self.ref
         taken = [pop() for _ in range(count)]
         for block_id in taken:
@@ -241,11 +241,15 @@ class BlockPool:
             self.num_shared += 1
         self.was_shared[block_id] = True
 
-    def revive(self, block_id: BlockId) -> None:
-        """Give a free block its first reference without handing it out: its content is used again."""
+    def hit(self, block_id: BlockId) -> bool:
+        """Add a reference through the prefix cache; True if the block was free and is pulled out of the free list."""
+        if self.ref[block_id]:
+            BlockPool.share(self, block_id)
+            return False
         self.free.remove(block_id)
         self.ref[block_id] = 1
         self.was_shared[block_id] = True
+        return True
 
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Drop one reference of each block of a table; returns those that became free, in walk order."""

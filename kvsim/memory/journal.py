@@ -1,7 +1,272 @@
-"""A journal of what happened to every block."""
+"""A journal of what happened to every GPU block, and what can be read from it afterwards.
+
+The library has no clock: whoever drives the allocator sets `Journal.now_ns` before a command, and may say to which
+request a sequence belongs. An allocator without a journal does not know that there is such a thing.
+"""
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsim.memory.block_pool import BlockPool
+from kvsim.types import NS_PER_S, BlockId, KvsimError, Ns, SeqId
+
+COLUMNS = ("t_s", "event", "block_id", "request_id", "ref_count", "other_block_id")
+
+EVENTS = (
+    "taken", "ref_inc", "ref_dec", "copied", "cached", "hit", "evicted", "swapped_out", "swapped_in", "freed",
+)  # fmt: skip
+"""`hit` is a reference through the prefix cache. `other_block_id` is the copy, or the host block of a swap."""
+
+_GAINS = frozenset({"taken", "ref_inc", "hit"})
+
+
+class Event(NamedTuple):
+    """One thing that happened to one block; `ref_count` is the count after it."""
+
+    t_ns: Ns
+    event: str
+    block_id: BlockId
+    request_id: str
+    ref_count: int
+    other_block_id: BlockId | None = None
+
 
 class Journal:
-    """Events of an allocator, with a tag that the caller sets."""
+    """Collects events in memory. `request_of` names the request of a sequence; by default its own id."""
+
+    def __init__(self, request_of: Callable[[SeqId], str] = str) -> None:
+        self.now_ns: Ns = 0
+        """The instant that the next events are tagged with."""
+        self.request_of = request_of
+        self.request_id = ""
+        self._rows: list[tuple[Ns, str, BlockId, str, int, BlockId | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def events(self) -> list[Event]:
+        return [Event(*row) for row in self._rows]
+
+    def record(self, event: str, block_id: BlockId, ref_count: int, other_block_id: BlockId | None = None) -> None:
+        self._rows.append((self.now_ns, event, block_id, self.request_id, ref_count, other_block_id))
+
+    def name(self, seq_id: SeqId) -> None:
+        """Events from here on are this sequence's doing."""
+        self.request_id = self.request_of(seq_id)
+
+    def naming(self, command: Callable[..., Any], place: int, keyword: str) -> Callable[..., Any]:
+        """The command, saying first on whose behalf it acts: its argument number `place`, called `keyword`."""
+
+        def named(*args: Any, **kwargs: Any) -> Any:
+            self.name(args[place] if len(args) > place else kwargs[keyword])
+            return command(*args, **kwargs)
+
+        return named
+
+    def write_csv(self, path: Path) -> None:
+        """Write `events.csv`: one row per event, in order."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(self.rows())
+
+    def rows(self) -> Iterator[tuple[str, str, int, str, int, int | str]]:
+        """Events under `COLUMNS`; times in seconds."""
+        for t_ns, event, block_id, request_id, ref_count, other in self._rows:
+            yield f"{t_ns / NS_PER_S:.9f}", event, block_id, request_id, ref_count, "" if other is None else other
+
+
+class JournaledPool(BlockPool):
+    """A block pool that tells a journal about every change of a reference count."""
+
+    def __init__(self, journal: Journal, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._journal = journal
+
+    def share(self, block_id: BlockId, count: int = 1) -> None:
+        before = self.ref[block_id]
+        super().share(block_id, count)
+        for added in range(1, count + 1):
+            self._journal.record("ref_inc", block_id, before + added)
+
+    def hit(self, block_id: BlockId) -> bool:
+        is_revived = super().hit(block_id)
+        self._journal.record("hit", block_id, self.ref[block_id])
+        return is_revived
+
+    def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
+        for block_id in reversed(block_ids) if self.free.is_tail_first else block_ids:
+            self._journal.record("ref_dec", block_id, self.ref[block_id] - 1)
+        freed = super().release(block_ids)
+        for block_id in freed:
+            self._journal.record("freed", block_id, 0)
+        return freed
+
+
+def read_csv(path: Path) -> list[Event]:
+    """Read an `events.csv`. Raises KvsimError naming the file, the line and what is wrong."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise KvsimError(f"{path}: columns {missing} are missing; found {list(reader.fieldnames or ())}")
+        return [_parse(row, f"{path}:{line}") for line, row in enumerate(reader, start=2)]
+
+
+def _parse(row: dict[str, str], place: str) -> Event:
+    try:
+        return Event(
+            round(float(row["t_s"]) * NS_PER_S),
+            row["event"],
+            int(row["block_id"]),
+            row["request_id"],
+            int(row["ref_count"]),
+            int(row["other_block_id"]) if row["other_block_id"] else None,
+        )
+    except (TypeError, ValueError) as error:
+        raise KvsimError(f"{place}: {error}; a row is {', '.join(COLUMNS)}") from None
+
+
+class Held(NamedTuple):
+    """A block that was taken and never returned."""
+
+    block_id: BlockId
+    ref_count: int
+    taken_ns: Ns
+    taken_by: str
+    holders: tuple[str, ...]
+    """Requests that added a reference and did not drop it."""
+
+
+class DoubleDecrement(NamedTuple):
+    """A request dropped a reference that it did not hold."""
+
+    t_ns: Ns
+    block_id: BlockId
+    request_id: str
+    ref_count: int
+
+
+def never_returned(events: Iterable[Event]) -> list[Held]:
+    """Blocks whose last reference had not been dropped when the journal ended, by id."""
+    taken: dict[BlockId, Event] = {}
+    last_count: dict[BlockId, int] = {}
+    balance: dict[BlockId, Counter[str]] = {}
+    for event in events:
+        block_id = event.block_id
+        if event.event == "taken" or (event.event == "hit" and not last_count.get(block_id)):
+            taken[block_id], balance[block_id] = event, Counter()
+        if event.event in _GAINS:
+            balance.setdefault(block_id, Counter())[event.request_id] += 1
+        elif event.event == "ref_dec":
+            balance.setdefault(block_id, Counter())[event.request_id] -= 1
+        else:
+            continue
+        last_count[block_id] = event.ref_count
+    return [
+        Held(block_id, count, taken[block_id].t_ns, taken[block_id].request_id, tuple(sorted(+balance[block_id])))
+        for block_id, count in sorted(last_count.items())
+        if count > 0 and block_id in taken
+    ]
+
+
+def double_decrements(events: Iterable[Event]) -> list[DoubleDecrement]:
+    """Every drop of a reference by a request that held none on that block, in order."""
+    held: Counter[tuple[BlockId, str]] = Counter()
+    found = []
+    for event in events:
+        place = (event.block_id, event.request_id)
+        if event.event in _GAINS:
+            held[place] += 1
+        elif event.event == "ref_dec":
+            if held[place] > 0:
+                held[place] -= 1
+            else:
+                found.append(DoubleDecrement(event.t_ns, event.block_id, event.request_id, event.ref_count))
+    return found
+
+
+def life_of(events: Iterable[Event], block_id: BlockId) -> list[Event]:
+    """All that happened to one block, copies and swaps into it included."""
+    return [
+        event
+        for event in events
+        if event.block_id == block_id or (event.event == "copied" and event.other_block_id == block_id)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Spans in seconds, one per occurrence.
+
+    A life begins when a block is handed out. It ends when its cached text is evicted, or when it becomes free without
+    one. An access is the handing out or a prefix-cache hit; `idle_before_evict_s` runs from the last moment at which
+    somebody referenced the block to its eviction.
+    """
+
+    lifetime_s: tuple[float, ...]
+    idle_before_evict_s: tuple[float, ...]
+    reuse_gap_s: tuple[float, ...]
+
+
+def block_times(events: Iterable[Event]) -> BlockTimes:
+    """The lifetimes, idle times before eviction, and gaps between accesses of every block."""
+    lives: dict[BlockId, list[Event]] = {}
+    lifetimes: list[float] = []
+    idle: list[float] = []
+    gaps: list[float] = []
+    for event in events:
+        block_id = event.block_id
+        if event.event == "taken":
+            lives[block_id] = [event]
+            continue
+        life = lives.get(block_id)
+        if life is None:
+            continue
+        life.append(event)
+        is_cached = any(past.event == "cached" for past in life)
+        if event.event == "evicted" or (event.event == "freed" and not is_cached):
+            del lives[block_id]
+            lifetimes.append(_seconds(life[0], event))
+            if event.event == "evicted":
+                idle.append(_seconds(next(past for past in reversed(life) if past.event == "freed"), event))
+            gaps += _gaps(life)
+    for life in lives.values():
+        gaps += _gaps(life)
+    return BlockTimes(tuple(lifetimes), tuple(idle), tuple(gaps))
+
+
+def _seconds(start: Event, end: Event) -> float:
+    return (end.t_ns - start.t_ns) / NS_PER_S
+
+
+def _gaps(life: list[Event]) -> list[float]:
+    return [_seconds(a, b) for a, b in pairwise(event for event in life if event.event in ("taken", "hit"))]
+
+
+class HistogramBin(NamedTuple):
+    """Values above the previous bin's edge and up to `upto_s`."""
+
+    upto_s: float
+    num_values: int
+
+
+_EDGES_S: tuple[float, ...] = (*(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)), float("inf"))
+
+
+def histogram(values_s: Iterable[float]) -> list[HistogramBin]:
+    """Counts over edges 1, 2, 5, 10, ... ms to 5000 s and infinity; empty bins at both ends are left out."""
+    counts = [0] * len(_EDGES_S)
+    for value in values_s:
+        counts[next(place for place, edge in enumerate(_EDGES_S) if value <= edge)] += 1
+    filled = [place for place, count in enumerate(counts) if count]
+    if not filled:
+        return []
+    return [HistogramBin(_EDGES_S[place], counts[place]) for place in range(filled[0], filled[-1] + 1)]

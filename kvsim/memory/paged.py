@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvsim.memory.audit import audit
 from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable, Slot, slot_of
 from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
-from kvsim.memory.journal import Journal
+from kvsim.memory.journal import Journal, JournaledPool
 from kvsim.memory.prefix_cache import PrefixIndex
 from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
 
@@ -47,7 +48,8 @@ class PagedAllocator:
         self.upstream_faults = upstream_faults
         self.window_blocks = sliding_window // block_size if sliding_window else 0
         self.index = PrefixIndex(num_blocks)
-        self.pool = BlockPool(
+        make_pool = BlockPool if journal is None else partial(JournaledPool, journal)
+        self.pool = make_pool(
             num_blocks,
             free_list,
             num_reserved=int(null_block),
@@ -60,7 +62,13 @@ class PagedAllocator:
         self._surplus: dict[BlockId, int] = {}
         """References that belong to no table (the paper's engine's leaks)."""
         self._ref = self.pool.ref
-        self._pop = self._pop_and_forget if enable_prefix_caching else self.pool.pop
+        self._free_pop = self.pool.pop
+        if enable_prefix_caching:
+            self.pool.pop = self._pop_and_forget
+        self.journal = journal
+        if journal is not None:
+            self._observe(journal)
+        self._pop = self.pool.pop
         self._num_filled = 0
         self._num_logical = 0
         self._num_shared_tails = 0
@@ -174,8 +182,8 @@ class PagedAllocator:
         self._check_room(num_new, len(self.pool.free) - self._num_idle(prefix.block_ids))
         for block_id in prefix.block_ids:
             self._reference(block_id)
-        blocks = [*prefix.block_ids, *self._take(num_new)]
-        self._share_all(blocks, len(owners) - 1, surplus)
+        blocks = [*prefix.block_ids, *self.pool.take(num_new)]
+        self._share_all(blocks, sharers, surplus)
         table = BlockTable(self._unrolled(blocks, self._ceil(num_tokens)), num_tokens)
         table.num_registered = len(prefix.block_ids)
         table.node = self.index.node_of[blocks[table.num_registered - 1]] if prefix.block_ids else self.index.root
@@ -225,7 +233,10 @@ class PagedAllocator:
         num_full = table.keys.num_full_blocks(num_tokens)
         node = table.node or self.index.root
         for index in range(table.num_registered, num_full):
+            num_hashed = self.index.num_hashed
             node = self.index.add(table.block_ids[index], node, table.keys.link(index))
+            if self.journal is not None and self.index.num_hashed > num_hashed:
+                self.journal.record("cached", table.block_ids[index], self._ref[table.block_ids[index]])
             table.node = node
             table.num_registered = index + 1
 
@@ -256,25 +267,32 @@ class PagedAllocator:
         tables = self._each(seq_ids, self._table)
         if len(self._distinct(tables)) > len(self.host.free):
             return None
-        moved = self._copy_tables(tables, self.host, self.host.take)
+        moved = self._copy_tables(seq_ids, tables, self.host)
         for seq_id, table, host_ids in zip(seq_ids, tables, moved.tables, strict=True):
+            self._name(seq_id)
             self._release(table)
             table.block_ids = host_ids
             # Restored blocks are new ones: they are findable when they are registered again.
             table.num_registered, table.node = 0, self.index.root
             self._swapped[seq_id] = self._tables.pop(seq_id)
+        if self.journal is not None:
+            for src, dst in moved.transfer:
+                self.journal.record("swapped_out", src, self._ref[src], dst)
         return moved.transfer
 
     def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
         tables = self._each(seq_ids, self._swapped_table)
         if len(self._distinct(tables)) > len(self.pool.free):
             return None
-        moved = self._copy_tables(tables, self.pool, self._take)
+        moved = self._copy_tables(seq_ids, tables, self.pool)
         for seq_id, table, gpu_ids in zip(seq_ids, tables, moved.tables, strict=True):
             self.host.release(self._ring(table))
             table.block_ids = gpu_ids
             self._tables[seq_id] = self._swapped.pop(seq_id)
         self._count_returned(tables)
+        if self.journal is not None:
+            for src, dst in moved.transfer:
+                self.journal.record("swapped_in", dst, self._ref[dst], src)
         return moved.transfer
 
     def has_table(self, seq_id: SeqId) -> bool:
@@ -337,6 +355,17 @@ class PagedAllocator:
 
     def free_host_block_ids(self) -> tuple[BlockId, ...]:
         return tuple(self.host.free)
+
+    def tables(self) -> dict[SeqId, BlockTable]:
+        """The tables of the sequences on the GPU, for audits; not to be changed."""
+        return self._tables
+
+    def swapped_tables(self) -> dict[SeqId, BlockTable]:
+        return self._swapped
+
+    def surplus_refs(self) -> dict[BlockId, int]:
+        """References that belong to no table, by block (`upstream_faults` only)."""
+        return self._surplus
 
     def take_evicted(self) -> list[BlockId]:
         """Blocks that lost their cached text since the last call of this method, in order."""
@@ -414,7 +443,7 @@ class PagedAllocator:
             return
         if self.upstream_faults:
             # The paper's engine takes what there is before it raises, and nobody ever returns it.
-            for block_id in self._take(available):
+            for block_id in self.pool.take(available):
                 self._surplus[block_id] = 1
             self._num_leaked += available
         raise OutOfBlocks(needed, available)
@@ -425,35 +454,29 @@ class PagedAllocator:
 
     def _reference(self, block_id: BlockId) -> None:
         """One more table reads a cached block."""
-        if self._ref[block_id]:
-            self.pool.share(block_id)
-        else:
-            self.pool.revive(block_id)
+        if self.pool.hit(block_id):
             self._num_cached_idle -= 1
             self._num_filled += self.block_size
 
     def _pop_and_forget(self) -> BlockId:
         """Hand out the next block; if it carries a cached text, that is evicted now and not before."""
-        block_id = self.pool.pop()
+        block_id = self._free_pop()
         if self.index.drop(block_id):
+            if self.journal is not None:
+                self.journal.record("evicted", block_id, 0)
             self._evicted.append(block_id)
             self.num_evicted += 1
             self._num_cached_idle -= 1
         return block_id
 
-    def _take(self, count: int) -> list[BlockId]:
-        """Hand out `count` blocks with one reference each; the caller has checked that they are there."""
-        taken = [self._pop() for _ in range(count)]
-        for block_id in taken:
-            self._ref[block_id] = 1
-        return taken
-
-    def _share_all(self, block_ids: Sequence[BlockId], num_sharers: int, surplus: int) -> None:
-        if num_sharers + surplus:
+    def _share_all(self, block_ids: Sequence[BlockId], sharers: Sequence[SeqId], surplus: int) -> None:
+        for sharer in sharers:
+            self._name(sharer)
             for block_id in block_ids:
-                self.pool.share(block_id, num_sharers + surplus)
+                self.pool.share(block_id)
         if surplus:
             for block_id in block_ids:
+                self.pool.share(block_id, surplus)
                 self._surplus[block_id] = self._surplus.get(block_id, 0) + surplus
 
     def _unrolled(self, block_ids: list[BlockId], length: int) -> list[BlockId]:
@@ -538,18 +561,20 @@ class PagedAllocator:
         if self.window_blocks and length >= self.window_blocks:
             table.block_ids.append(table.block_ids[length % self.window_blocks])
         else:
-            table.block_ids += self._take(1)
+            table.block_ids += self.pool.take(1)
         self._num_logical += 1
 
     def _copy_tail(self, table: BlockTable) -> BlockCopy:
         """Copy-on-write: take the new block, point the table at it, then drop the old one."""
         old, fill = table.block_ids[-1], self._tail_fill(table)
-        (new,) = self._take(1)
+        (new,) = self.pool.take(1)
         if self.window_blocks and not self.upstream_faults:
             table.block_ids = [new if block_id == old else block_id for block_id in table.block_ids]
         table.block_ids[-1] = new
         self._num_filled += fill
         self._num_shared_tails -= fill < self.block_size and self._ref[old] == 2
+        if self.journal is not None:
+            self.journal.record("copied", old, self._ref[old], new)
         self.pool.release([old])
         self._count_leaks([old], {old: fill})
         return BlockCopy(old, new, fill)
@@ -577,19 +602,36 @@ class PagedAllocator:
                 self._num_leaked += 1
                 self._num_filled -= fills.get(block_id, self.block_size)
 
-    def _copy_tables(
-        self, tables: Sequence[BlockTable], pool: BlockPool, take: Callable[[int], list[BlockId]]
-    ) -> _Moved:
+    def _copy_tables(self, seq_ids: Sequence[SeqId], tables: Sequence[BlockTable], pool: BlockPool) -> _Moved:
         """Give every distinct block of the tables a new one in `pool`, shared as it was."""
         target: dict[BlockId, BlockId] = {}
-        for table in tables:
+        for seq_id, table in zip(seq_ids, tables, strict=True):
+            self._name(seq_id)
             for block_id in self._ring(table):
                 if block_id in target:
                     pool.share(target[block_id])
                 else:
-                    target[block_id] = take(1)[0]
+                    target[block_id] = pool.take(1)[0]
         transfer = tuple(BlockMove(src, dst) for src, dst in target.items())
         return _Moved(transfer, [[target[block_id] for block_id in table.block_ids] for table in tables])
+
+    def _observe(self, journal: Journal) -> None:
+        """Tell the journal who is served and which block is handed out; the unobserved allocator pays nothing."""
+        for name in ("allocate", "append_slots", "register", "free"):
+            setattr(self, name, journal.naming(getattr(self, name), 0, "seq_id"))
+        setattr(self, "fork", journal.naming(self.fork, 1, "child_id"))  # noqa: B010
+        pop = self.pool.pop
+
+        def pop_and_record() -> BlockId:
+            block_id = pop()
+            journal.record("taken", block_id, 1)
+            return block_id
+
+        self.pool.pop = pop_and_record
+
+    def _name(self, seq_id: SeqId) -> None:
+        if self.journal is not None:
+            self.journal.name(seq_id)
 
 
 class _Moved(NamedTuple):
