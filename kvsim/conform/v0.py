@@ -15,10 +15,10 @@ from typing import Any, Literal
 from kvsim.conform.cases import CaseError
 from kvsim.conform.result import CaseResult, Mismatch
 from kvsim.memory import PagedAllocator
-from kvsim.request import Request, Sampling, Sequence
+from kvsim.request import Group, Request, Sampling, Sequence
 from kvsim.scheduling.plan import StepPlan
 from kvsim.scheduling.vllm_v0 import OutOfHostBlocks, VllmV0Scheduler
-from kvsim.scheduling.vllm_v0_group import BeamAction, SequenceGroup
+from kvsim.scheduling.vllm_v0_beam import BeamAction
 from kvsim.tokens import TokenStream
 from kvsim.types import NS_PER_S, AllocStatus, SeqId
 
@@ -70,7 +70,7 @@ class WatchedAllocator(PagedAllocator):
     def can_allocate(self, num_tokens: int, **kwargs: Any) -> AllocStatus:
         status = super().can_allocate(num_tokens, **kwargs)
         if status is not AllocStatus.OK:
-            self._answers.append([_group_id(self.scheduler.waiting[0]), str(status)])
+            self._answers.append([_group_id(self.scheduler.waiting.head()), str(status)])
         return status
 
     def fork(self, parent_id: SeqId, child_id: SeqId, **kwargs: Any) -> None:
@@ -84,9 +84,9 @@ class WatchedAllocator(PagedAllocator):
         super().free(seq_id)
         self._actions.append(["f", self.labels[seq_id]])
 
-    def tables(self, groups: Iterable[SequenceGroup]) -> dict[int, list[int]]:
+    def named_tables(self, groups: Iterable[Group]) -> dict[int, list[int]]:
         """Tables of the groups' live sequences by label, a host block b written as -(b + 1)."""
-        found = ((self.labels[seq.seq_id], seq.seq_id) for group in groups for seq in group.live)
+        found = ((self.labels[seq.seq_id], seq.seq_id) for group in groups for seq in group.seqs)
         return {label: self._signed(seq_id) for label, seq_id in sorted(found) if self.has_table(seq_id)}
 
     def _signed(self, seq_id: SeqId) -> list[int]:
@@ -119,7 +119,7 @@ class SchedulerReplay:
             max_paddings=cfg["mpad"],
             watermark=cfg["wm"],
             engine_loop=engine_loop,
-            beam_policy=self._move_beams,
+            beam_moves=self._move_beams,
             detail=True,
             upstream_faults=True,
         )
@@ -151,9 +151,7 @@ class SchedulerReplay:
     def snapshot(self) -> dict[str, object]:
         """Queues and free lists, as they are between two steps."""
         return {
-            "waiting": self._ids(self.scheduler.waiting),
-            "running": self._ids(self.scheduler.running),
-            "swapped": self._ids(self.scheduler.swapped),
+            **dict(zip(("waiting", "running", "swapped"), map(self._ids, self._queues()), strict=True)),
             "free_gpu": list(self.allocator.free_block_ids()),
             "free_cpu": list(self.allocator.free_host_block_ids()),
         }
@@ -187,7 +185,9 @@ class SchedulerReplay:
         num_prompts, longest = plan.shape.padded_batch
         shown = {
             "s": self._by_group(scheduled),
-            "q": [self._ids(q) for q in (self.scheduler.waiting, self.scheduler.running, self.scheduler.swapped)],
+            "q": [
+                self._ids(q) for q in (self.scheduler.waiting, self.scheduler.running.values(), self.scheduler.swapped)
+            ],
         }
         record = {
             "pre": _preemptions(plan.preempted),
@@ -220,14 +220,14 @@ class SchedulerReplay:
 
     def _submit(self, group: dict[str, Any]) -> None:
         self.scheduler.submit(_request(group, self.scheduler.max_model_len))
-        self.allocator.name_parent(self.scheduler.waiting[-1].live[0])
+        self.allocator.name_parent(self.scheduler.groups[str(group["g"])].seqs[0])
 
-    def _move_beams(self, group: SequenceGroup, step: int) -> tuple[BeamAction, ...]:
+    def _move_beams(self, group: Group, step: int) -> list[BeamAction]:
         script = self._scripts[_group_id(group)]
         events = script[step] if step < len(script) else []
         first = _group_id(group) * _LABELS_PER_GROUP
-        beams = {first + seq.sample for seq in group.live}
-        next_label = first + group.num_sequences
+        beams = {first + seq.sample for seq in group.seqs}
+        next_label = first + group.next_place
         actions = []
         for kind, beam, *child in events:
             if beam not in beams or (kind == "k" and child != [next_label]):
@@ -235,11 +235,13 @@ class SchedulerReplay:
             beams = beams | set(child) if kind == "k" else beams - {beam}
             next_label += len(child)
             actions.append(BeamAction("fork" if kind == "k" else "free", beam - first))
-        return tuple(actions)
+        return actions
 
     def _tables(self) -> dict[int, list[int]]:
-        scheduler = self.scheduler
-        return self.allocator.tables([*scheduler.waiting, *scheduler.running, *scheduler.swapped])
+        return self.allocator.named_tables(group for queue in self._queues() for group in queue)
+
+    def _queues(self) -> tuple[Iterable[Group], Iterable[Group], Iterable[Group]]:
+        return self.scheduler.waiting, self.scheduler.running.values(), self.scheduler.swapped
 
     def _by_group(self, sequences: Iterable[Sequence]) -> list[list[Any]]:
         groups: dict[int, list[int]] = {}
@@ -251,7 +253,7 @@ class SchedulerReplay:
         return [self.allocator.num_free_blocks, self.allocator.num_free_host_blocks]
 
     @staticmethod
-    def _ids(groups: Iterable[SequenceGroup]) -> list[int]:
+    def _ids(groups: Iterable[Group]) -> list[int]:
         return [_group_id(group) for group in groups]
 
 
@@ -270,9 +272,9 @@ def replay(case: dict[str, Any], *, engine_loop: Literal["calendar", "plain"] = 
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1
     before = driver.snapshot()
-    if not case["steps"] or "stuck" not in case["steps"][-1]:
-        if extra := driver.next_record():
-            return CaseResult(case["id"], num_fields, Mismatch(extra["t"], "record", None, extra, before))
+    is_stuck = bool(case["steps"]) and "stuck" in case["steps"][-1]
+    if not is_stuck and (extra := driver.next_record()):
+        return CaseResult(case["id"], num_fields, Mismatch(extra["t"], "record", None, extra, before))
     return CaseResult(case["id"], num_fields)
 
 
@@ -313,5 +315,5 @@ def _request_id(seq: Sequence) -> int:
     return int(seq.request.request_id)
 
 
-def _group_id(group: SequenceGroup) -> int:
+def _group_id(group: Group) -> int:
     return int(group.request_id)

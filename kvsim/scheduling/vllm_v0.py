@@ -8,20 +8,28 @@ computed again later; with siblings, it is swapped to the host.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 from kvsim.memory import PagedAllocator
-from kvsim.request import Request, Sequence, Status
-from kvsim.scheduling.plan import Admission, Fork, Preemption, PrefillChunk, Rejection, StepOutcome, StepPlan, TableUpdate
-from kvsim.scheduling.vllm_v0_calendar import Calendar, by_rank
-from kvsim.scheduling.vllm_v0_group import BeamPolicy, SequenceGroup, keep_all_beams
-from kvsim.scheduling.vllm_v0_step import OutcomeDraft, StepDraft
-from kvsim.types import AllocatorError, AllocStatus, Ns, ScenarioError
+from kvsim.memory.interface import KVAllocator
+from kvsim.request import Group, Request, Sequence, Status
+from kvsim.scheduling import policies
+from kvsim.scheduling.builder import OutcomeBuilder
+from kvsim.scheduling.calendar import Calendar, merged
+from kvsim.scheduling.plan import Admission, Fork, Preemption, PrefillChunk, Rejection, StepOutcome, StepPlan
+from kvsim.scheduling.queues import make_queue
+from kvsim.scheduling.vllm_v0_beam import BeamMoves, moves_of
+from kvsim.scheduling.vllm_v0_memory import GroupMemory
+from kvsim.scheduling.vllm_v0_step import StepDraft
+from kvsim.types import AllocatorError, AllocStatus, KvsimError, Ns, ScenarioError
 
-PreemptionMode = Literal["auto", "recompute", "swap"]
+_by_rank = attrgetter("rank")
+_RANKS_PER_GROUP = 1 << 32
+_JOINS_PER_INSTANT = 1 << 48
 
 
-class OutOfHostBlocks(AllocatorError):
+class OutOfHostBlocks(KvsimError):
     """A group had to be swapped out and the host has no room (`upstream_faults`): the engine dies.
 
     `preempted` are the preemptions of this step so far, the failing one included.
@@ -29,7 +37,7 @@ class OutOfHostBlocks(AllocatorError):
 
     def __init__(self, preempted: tuple[Preemption, ...]) -> None:
         request_id = preempted[-1].seq.request.request_id
-        super().__init__(f"no host blocks left to swap out request {request_id!r}; give the engine more swap space")
+        super().__init__(f"no host blocks are left to swap out request {request_id!r}; raise swap_space")
         self.preempted = preempted
 
 
@@ -40,7 +48,7 @@ class PromptBatch(NamedTuple):
     longest: int = 0
     num_tokens: int = 0
 
-    def add(self, prompt_len: int) -> PromptBatch:
+    def plus(self, prompt_len: int) -> PromptBatch:
         return PromptBatch(self.num_prompts + 1, max(self.longest, prompt_len), self.num_tokens + prompt_len)
 
     @property
@@ -52,15 +60,27 @@ class PromptBatch(NamedTuple):
         return self.num_padded_tokens - self.num_tokens
 
 
+def by_width(group: Group, allocator: KVAllocator) -> bool:
+    """Swap a group that may run several sequences; compute a single one again."""
+    return group.num_seats > 1
+
+
+PREEMPTION_MODES: dict[str, policies.PreemptionMode] = {
+    "auto": by_width,
+    "recompute": policies.recompute,
+    "swap": policies.swap,
+}
+
+
 class VllmV0Scheduler:
     """A `Scheduler` over a paged allocator whose free list is a stack (`free_list="lifo"`).
 
-    `max_paddings` bounds the padding of a prompt batch. `preemption` "auto" swaps groups that may run several
-    sequences and recomputes the rest. `beam_policy` decides the moves of beam searches. With `detail` plans list
-    their decodes and table updates. `upstream_faults` keeps the original's faults (surplus references on
-    readmission, groups that can never be swapped in, death for want of swap space, prompts dropped in mid-generation)
-    and turns the guards off; without it they are mended: a group alone on the device may use all of it, and a
-    group that cannot be swapped is computed again. Raises ScenarioError for limits that contradict each other.
+    `max_paddings` bounds the padding of a prompt batch. `preemption` is a name or a function; "auto" is the
+    original's rule. With `detail`, plans list their decodes and table updates. `upstream_faults` keeps the original's
+    faults (surplus references on readmission, groups that can never be swapped in, death for want of swap space,
+    requests dropped in mid-generation) and turns the guards off. Without it they are mended: a request that can never
+    be served is rejected at arrival, a group alone on the device may use all of it, and a group that finds no room
+    on the host is computed again. Raises ScenarioError for limits that contradict each other.
     """
 
     def __init__(
@@ -72,97 +92,106 @@ class VllmV0Scheduler:
         max_model_len: int = 2048,
         max_paddings: int = 256,
         watermark: float = 0.01,
-        preemption: PreemptionMode = "auto",
-        engine_loop: Literal["calendar", "plain"] = "calendar",
-        beam_policy: BeamPolicy = keep_all_beams,
+        preemption: str | policies.PreemptionMode = "auto",
+        victim: policies.Victim = policies.last_admitted,
+        queue_order: policies.QueueOrder | None = None,
+        gate: policies.Gate | None = None,
+        beam_policy: policies.BeamPolicy = policies.random_beams,
+        beam_moves: BeamMoves | None = None,
+        engine_loop: str = "calendar",
         detail: bool = False,
         upstream_faults: bool = False,
     ) -> None:
         if max_num_batched_tokens < max_model_len and not upstream_faults:
             raise ScenarioError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_model_len ({max_model_len}): this "
-                "engine runs prompts whole, so raise the one or lower the other"
+                "engine computes a prompt in one step, so raise the one or lower the other"
             )
         self.allocator = allocator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_paddings = max_paddings
-        self.watermark_blocks = int(watermark * allocator.num_blocks)
-        self.preemption = preemption
-        self.beam_policy = beam_policy
+        self.prompt_limit = min(max_model_len, max_num_batched_tokens)
+        self.wants_swap = _preemption_mode(preemption)
+        self.victim = victim
+        self.gate = gate
+        self.beam_moves = beam_moves or moves_of(beam_policy)
+        self.uses_calendar = _is_calendar(engine_loop)
         self.detail = detail
         self.upstream_faults = upstream_faults
-        self.waiting: deque[SequenceGroup] = deque()
-        self.running: dict[SequenceGroup, None] = {}
-        """In running order: by arrival once a decode step has sorted it."""
-        self.swapped: list[SequenceGroup] = []
-        self.calendar = Calendar(allocator.block_size) if engine_loop == "calendar" else None
+        watermark_blocks = int(watermark * allocator.num_blocks)
+        self.memory = GroupMemory(allocator, watermark_blocks, self._num_stored, upstream_faults=upstream_faults)
+        self.waiting = make_queue(queue_order)
+        self.swapped: list[Group] = []
+        self.running: dict[int, Group] = {}
+        """By `order`; sorted by it in decode steps, with newcomers at the end before."""
+        self.groups: dict[str, Group] = {}
+        """Every request that has not ended."""
+        self.calendar = Calendar(allocator.block_size)
+        self.stepwise: dict[int, Group] = {}
+        """Running groups that are looked at in every step: all of them in the plain loop; beams, and groups before
+        their first decode step, if the calendar foresees the rest."""
+        self.num_seats = 0
+        """Sequences that the running groups may run."""
+        self.num_steps = 0
         self.num_fast_steps = 0
-        self._groups: dict[str, SequenceGroup] = {}
-        self._scheduled: list[SequenceGroup] = []
-        """Groups of the planned step that may emit something other than one more plain token."""
-        self._running_width = 0
+        """Decode steps that asked the calendar alone."""
+        self._scheduled: list[Group] = []
+        """Groups of the prompt step being planned."""
         self._is_sorted = True
         self._last_order = 0
         self._num_joined = 0
+        self._num_sequences_made = 0
         self._widest = 1
         """No group was ever wider than this."""
-        self._num_seqs = 0
-        self._num_steps = 0
-        self._unsettled: dict[SequenceGroup, None] = {}
-        """Running groups that the calendar cannot foresee: beams, and those before their first decode step."""
 
     @property
     def has_work(self) -> bool:
-        return bool(self._groups)
+        return bool(self.groups)
 
     def submit(self, request: Request) -> Rejection | None:
-        parent = self._new_sequence(request, 0)
+        if request.request_id in self.groups:
+            raise ScenarioError(f"request {request.request_id!r} is submitted twice")
+        is_beam = request.sampling.beam_width > 0
+        num_samples = 1 if is_beam else request.sampling.n
+        seqs = [self._make_sequence(request, sample) for sample in range(num_samples)]
+        group = Group(request, seqs, is_beam=is_beam)
+        group.next_place = 1
         if not self.upstream_faults and (reason := self._why_never(request)):
-            parent.status = Status.REJECTED
-            return Rejection(parent, reason)
-        group = parent.state = SequenceGroup(request, parent)
-        self._groups[request.request_id] = group
-        self.waiting.append(group)
+            _set_status(group, Status.REJECTED)
+            return Rejection(seqs[0], reason)
+        self.groups[request.request_id] = group
+        self.waiting.add(group)
         return None
 
     def abort(self, request_id: str) -> tuple[Sequence, ...]:
-        group = self._groups.pop(request_id, None)
+        group = self.groups.pop(request_id, None)
         if group is None:
             return ()
-        sequences = tuple(group.live)
-        if group in self.running:
-            self._leave(group)
-        elif sequences[0].status is Status.WAITING:
+        status = group.seqs[0].status
+        if status is Status.WAITING:
             self.waiting.remove(group)
-        else:
+        elif status is Status.SWAPPED:
             self.swapped.remove(group)
-        for seq in sequences:
-            if seq.status is not Status.WAITING:
+        else:
+            self._leave(group)
+        if status is not Status.WAITING:
+            for seq in group.seqs:
                 self.allocator.free(seq.seq_id)
-            seq.status = Status.ABORTED
-        group.live.clear()
-        return sequences
+        _set_status(group, Status.ABORTED)
+        return tuple(group.members)
 
     def live_sequences(self) -> tuple[Sequence, ...]:
-        sequences = tuple(seq for group in self._groups.values() for seq in group.live)
-        if self.calendar:
-            for seq in sequences:
-                if seq.join_tick >= 0:
-                    self.calendar.settle(seq)
+        sequences = tuple(seq for group in self.groups.values() for seq in group.members)
+        for seq in sequences:
+            if seq.join_tick >= 0:
+                self.calendar.settle(seq)
         return sequences
 
     def describe_block(self) -> str:
-        group = self.swapped[0] if self.swapped else self.waiting[0] if self.waiting else None
-        if group is None:
-            return "nothing is waiting"
-        needed = self._blocks_to_return(group) if self.swapped else self._blocks_to_admit(group)
-        where = "swapped out" if self.swapped else "waiting"
-        return (
-            f"request {group.request_id!r} ({where}) needs {needed} blocks above a watermark of "
-            f"{self.watermark_blocks}; {self.allocator.num_free_blocks} of {self.allocator.num_blocks} are free"
-        )
+        head = self.swapped[0] if self.swapped else self.waiting.head() if self.waiting else None
+        return "nothing waits" if head is None else self.memory.describe_need(head)
 
     def schedule(self, now: Ns) -> StepPlan:
         draft = StepDraft()
@@ -172,150 +201,146 @@ class VllmV0Scheduler:
         if not draft.is_prompt_step:
             self._continue_running(draft)
             self._resume_swapped(draft)
-        return self._finish_plan(draft)
+            self._store_decodes(draft)
+        plan = draft.plan(
+            self.num_steps,
+            self.allocator.num_logical_blocks,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_swapped=len(self.swapped),
+        )
+        self.num_steps += 1
+        return plan
 
     def complete(self, plan: StepPlan) -> StepOutcome:
-        draft = OutcomeDraft()
+        outcome = OutcomeBuilder(0)
         if plan.is_decode_tick:
-            self._complete_decode(draft)
+            self._complete_decode(outcome)
         else:
-            for group in self._scheduled:
-                if group in self.running:
-                    draft.started += group.live
-                    self._emit(group, draft)
-                    self._enter_calendar(group)
-        return draft.outcome()
+            self._complete_prompts(outcome)
+        return outcome.build()
+
+    # admission
 
     def _admit_waiting(self, draft: StepDraft) -> None:
         """Admit from the head of the line until the first refusal; nobody is overtaken."""
         batch = PromptBatch()
         while self.waiting:
-            group = self.waiting[0]
-            num_tokens = group.num_tokens
-            if num_tokens > self._prompt_limit:
-                self._reject(group, draft, f"its {num_tokens} tokens exceed the prompt limit of {self._prompt_limit}")
+            group = self.waiting.head()
+            num_tokens = group.seqs[0].num_tokens
+            if num_tokens > self.prompt_limit:
+                self._reject(group, draft, f"has {num_tokens} tokens, the limit of a prompt is {self.prompt_limit}")
                 continue
-            status = self._can_admit(group)
+            status = self.memory.can_admit(group, is_alone=not self.running)
             if status is AllocStatus.NEVER:
-                self._reject(group, draft, self._too_big(self._blocks_to_admit(group)))
+                self._reject(group, draft, self.memory.too_big(self.memory.blocks_to_admit(group)))
                 continue
             if status is AllocStatus.LATER:
-                draft.refuse("blocks", num_slots=self._blocks_to_admit(group) * self.allocator.block_size)
+                draft.wait_for_blocks(self.memory.blocks_to_admit(group) * self.allocator.block_size)
                 break
-            if reason := self._over_limits(group, batch.add(num_tokens)):
-                draft.refuse(reason)
+            if limit := self._limit_met(group, batch.plus(num_tokens)):
+                draft.head_wait = limit
                 break
-            batch = batch.add(num_tokens)
+            batch = batch.plus(num_tokens)
             self._admit(group, draft)
-        draft.padded_batch = (len(draft.prefills), batch.longest)
+        draft.longest_prompt = batch.longest
 
-    def _over_limits(self, group: SequenceGroup, batch: PromptBatch) -> str:
-        """The first limit that the batch, with this group as its last, would break; empty if none."""
+    def _limit_met(self, group: Group, batch: PromptBatch) -> str:
+        """The first limit that the batch would break with this group as its last; empty if none."""
         if batch.num_padded_tokens > self.max_num_batched_tokens:
             return "token budget"
-        if self._running_width + group.width > self.max_num_seqs:
+        if self.num_seats + group.num_seats > self.max_num_seqs:
             return "sequence limit"
         if batch.num_paddings > self.max_paddings:
             return "padding limit"
+        if self.gate and not self.gate(group, self.allocator):
+            return "gate"
         return ""
 
-    def _admit(self, group: SequenceGroup, draft: StepDraft) -> None:
-        self.waiting.popleft()
-        starts = self._allocate(group)
-        for seq, start in zip(group.live, starts, strict=True):
+    def _admit(self, group: Group, draft: StepDraft) -> None:
+        self.waiting.pop_head()
+        starts = self.memory.allocate(group)
+        for seq, start in zip(group.seqs, starts, strict=True):
             seq.status = Status.RUNNING
             seq.num_computed_tokens = seq.num_tokens
-            draft.admitted.append(Admission(seq, start, seq.num_preemptions > 0))
+            draft.admitted.append(Admission(seq, start, group.was_preempted))
             draft.prefills.append(PrefillChunk(seq, start, seq.num_tokens - start, True))
             self._note_table(draft, seq, 0)
         self._join(group)
         self._scheduled.append(group)
 
-    def _reject(self, group: SequenceGroup, draft: StepDraft, reason: str) -> None:
-        self.waiting.popleft()
-        del self._groups[group.request_id]
-        group.set_status(Status.REJECTED)
-        draft.rejected.append(Rejection(group.live[0], reason))
+    def _reject(self, group: Group, draft: StepDraft, reason: str) -> None:
+        """Drop a waiting group for good, be it in mid-generation."""
+        self.waiting.pop_head()
+        del self.groups[group.request_id]
+        _set_status(group, Status.REJECTED)
+        draft.rejected.append(Rejection(group.seqs[0], reason))
+
+    # running
 
     def _continue_running(self, draft: StepDraft) -> None:
         """Give every running sequence the slot of its next token, the oldest first, at the cost of the youngest."""
         self._sort_running()
-        if self.calendar and self._nobody_can_be_refused(self.calendar):
+        if self.uses_calendar and self._nobody_can_be_refused():
             self.num_fast_steps += 1
-            self._append_due(self.calendar, draft)
+            stepwise = sorted(self._stepwise_sequences(), key=_by_rank)
+            for seq in merged(self.calendar.crossing(), stepwise):
+                self._append(seq, draft)
         else:
             self._append_in_turn(draft)
 
+    def _nobody_can_be_refused(self) -> bool:
+        """Whatever this step takes, the widest group would still find a block for each of its sequences."""
+        demand = len(self.calendar.crossing()) + len(self._stepwise_sequences())
+        spare = self.allocator.num_free_blocks - demand
+        return spare >= self._widest or spare >= max((len(group.seqs) for group in self.running.values()), default=0)
+
     def _append_in_turn(self, draft: StepDraft) -> None:
-        turn = deque(self.running)
+        turn = deque(self.running.values())
         while turn:
             group = turn.popleft()
-            while not self._can_append(group):
-                victim = turn.pop() if turn else group
+            while not self.memory.can_append(group, is_alone=len(self.running) == 1):
+                victim = self.victim(turn) if turn else group
                 self._preempt(victim, draft)
                 if victim is group:
                     return
-            for seq in group.live:
-                if self._needs_append(group, seq):
-                    self._append(seq, draft)
+                turn.remove(victim)
+            for seq in self._due(group):
+                self._append(seq, draft)
 
-    def _nobody_can_be_refused(self, calendar: Calendar) -> bool:
-        """Whatever this step takes, the widest group would still find a block for each of its sequences."""
-        demand = len(calendar.crossing()) + sum(len(group.live) for group in self._unsettled)
-        spare = self.allocator.num_free_blocks - demand
-        return spare >= self._widest or spare >= max((len(group.live) for group in self.running), default=0)
-
-    def _append_due(self, calendar: Calendar, draft: StepDraft) -> None:
-        due = [*calendar.crossing(), *(seq for group in self._unsettled for seq in group.live)]
-        due.sort(key=by_rank)
-        for seq in due:
-            self._append(seq, draft)
+    def _due(self, group: Group) -> list[Sequence]:
+        """Sequences of a running group whose next token may need a block."""
+        if group.order in self.stepwise:
+            return group.seqs
+        return [seq for seq in group.seqs if self.calendar.position(seq) % self.allocator.block_size == 0]
 
     def _append(self, seq: Sequence, draft: StepDraft) -> None:
-        allocator, seq_id = self.allocator, seq.seq_id
-        num_slots = allocator.num_slots(seq_id)
-        # Between block boundaries the calendar tells the allocator nothing; this catches up.
-        num_tokens = self._num_stored(seq) + 1 - allocator.num_tokens(seq_id)
-        copies = allocator.append_slots(seq_id, num_tokens)
-        if copies or allocator.num_slots(seq_id) != num_slots:
-            draft.copies += copies
+        growth = self.memory.append(seq)
+        if growth.is_changed:
+            draft.copies += growth.copies
             draft.grown.append(seq)
-            self._note_table(draft, seq, len(allocator.block_table(seq_id)) - 1)
+            self._note_table(draft, seq, len(self.allocator.block_table(seq.seq_id)) - 1)
 
-    def _resume_swapped(self, draft: StepDraft) -> None:
-        """Bring swapped groups back, the oldest first, unless this step had to preempt."""
-        self.swapped.sort(key=_arrival)
-        if draft.preempted:
-            return
-        while self.swapped:
-            group = self.swapped[0]
-            if not self._can_swap_in(group):
-                draft.refuse("blocks", num_slots=self._blocks_to_return(group) * self.allocator.block_size)
-                return
-            if self._running_width + group.width > self.max_num_seqs:
-                draft.refuse("sequence limit")
-                return
-            self._swap_in(group, draft)
+    def _store_decodes(self, draft: StepDraft) -> None:
+        """Count one more stored token for every running sequence."""
+        if self.calendar.num_seqs:
+            self.calendar.advance()
+        stepwise = self._stepwise_sequences()
+        for seq in stepwise:
+            seq.num_computed_tokens += 1
+        draft.num_decodes = self.calendar.num_seqs + len(stepwise)
+        draft.context_tokens = self.calendar.context_tokens + sum([seq.num_computed_tokens for seq in stepwise])
+        draft.decodes = None
+        if self.detail or not self.uses_calendar:
+            draft.decodes = [seq for group in self.running.values() for seq in group.seqs]
 
-    def _swap_in(self, group: SequenceGroup, draft: StepDraft) -> None:
-        moves = self.allocator.swap_in([seq.seq_id for seq in group.live])
-        if moves is None:
-            raise AllocatorError(f"request {group.request_id!r} does not fit, although the allocator said so")
-        draft.swap_in += moves
-        self.swapped.pop(0)
-        group.set_status(Status.RUNNING)
-        self._join(group)
-        self._enter_calendar(group)
-        for seq in group.live:
-            draft.resumed.append(seq)
-            draft.copies += self.allocator.append_slots(seq.seq_id)
-            self._note_table(draft, seq, 0)
+    # preemption and return
 
-    def _preempt(self, group: SequenceGroup, draft: StepDraft) -> None:
+    def _preempt(self, group: Group, draft: StepDraft) -> None:
         """Take a group off the device: to the host, or to the head of the line to be computed again."""
-        is_swap = self._prefers_swap(group)
+        is_swap = self.wants_swap(group, self.allocator)
         self._leave(group)
-        victims = [(seq, seq.num_computed_tokens) for seq in group.live]
+        victims = [(seq, seq.num_computed_tokens) for seq in group.seqs]
         if is_swap and not self._swap_out(group, draft):
             if self.upstream_faults:
                 failing = [Preemption(seq, True, num_stored) for seq, num_stored in victims]
@@ -324,328 +349,243 @@ class VllmV0Scheduler:
         if not is_swap:
             self._drop(group)
         draft.preempted += [Preemption(seq, is_swap, num_stored) for seq, num_stored in victims]
-        draft.head_wait = "blocks"
-        draft.waits_for_memory = True
-        for seq in group.live:
+        draft.wait_for_blocks(len(group.seqs) * self.allocator.block_size)
+        group.was_preempted = True
+        for seq in group.seqs:
             seq.num_preemptions += 1
 
-    def _prefers_swap(self, group: SequenceGroup) -> bool:
-        return self.preemption == "swap" or (self.preemption == "auto" and group.width > 1)
-
-    def _swap_out(self, group: SequenceGroup, draft: StepDraft) -> bool:
-        for seq in group.live:
-            if missing := seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id):
-                self.allocator.append_slots(seq.seq_id, missing)
-        moves = self.allocator.swap_out([seq.seq_id for seq in group.live])
+    def _swap_out(self, group: Group, draft: StepDraft) -> bool:
+        moves = self.memory.swap_out(group)
         if moves is None:
             return False
         draft.swap_out += moves
-        group.set_status(Status.SWAPPED)
+        _set_status(group, Status.SWAPPED)
         self.swapped.append(group)
         return True
 
-    def _drop(self, group: SequenceGroup) -> None:
-        for seq in group.live:
+    def _drop(self, group: Group) -> None:
+        for seq in group.seqs:
             self.allocator.free(seq.seq_id)
             seq.num_computed_tokens = 0
-        group.set_status(Status.WAITING)
-        self.waiting.appendleft(group)
+        _set_status(group, Status.WAITING)
+        self.waiting.add_front(group)
 
-    def _finish_plan(self, draft: StepDraft) -> StepPlan:
-        decodes: tuple[Sequence, ...] | None = ()
-        num_decodes = context_tokens = 0
-        if not draft.is_prompt_step:
-            decodes, num_decodes, context_tokens = self._store_decodes()
-        shape = draft.shape(num_decodes, context_tokens, self.allocator.num_logical_blocks)
-        plan = draft.plan(
-            self._num_steps, shape, decodes, len(self.running), len(self.waiting), len(self.swapped)
-        )
-        self._num_steps += 1
-        return plan
+    def _resume_swapped(self, draft: StepDraft) -> None:
+        """Bring swapped groups back, the oldest first, unless this step had to preempt."""
+        self.swapped.sort(key=_arrival)
+        while self.swapped and not draft.preempted:
+            group = self.swapped[0]
+            if not self.memory.can_swap_in(group, is_alone=not self.running):
+                draft.wait_for_blocks(self.memory.blocks_to_return(group) * self.allocator.block_size)
+                return
+            if self.num_seats + group.num_seats > self.max_num_seqs:
+                draft.head_wait = "sequence limit"
+                return
+            self._swap_in(group, draft)
 
-    def _store_decodes(self) -> tuple[tuple[Sequence, ...] | None, int, int]:
-        """Count one more stored token for every running sequence; returns the decodes, their number and contexts."""
-        decodes = None
-        if self.calendar is None or self.detail:
-            decodes = tuple(seq for group in self.running for seq in group.live)
-        if self.calendar:
-            if self.calendar.num_members:
-                self.calendar.advance()
-            return decodes, self.calendar.num_members, self.calendar.sum_stored
-        assert decodes is not None
-        for seq in decodes:
-            seq.num_computed_tokens += 1
-        return decodes, len(decodes), sum(seq.num_computed_tokens for seq in decodes)
+    def _swap_in(self, group: Group, draft: StepDraft) -> None:
+        moves = self.memory.swap_in(group)
+        if moves is None:
+            raise AllocatorError(f"request {group.request_id!r} does not fit, although the allocator said so")
+        self.swapped.pop(0)
+        draft.swap_in += moves
+        _set_status(group, Status.RUNNING)
+        self._join(group)
+        for seq in group.seqs:
+            draft.resumed.append(seq)
+            draft.copies += self.memory.append(seq).copies
+            self._note_table(draft, seq, 0)
 
-    def _complete_decode(self, draft: OutcomeDraft) -> None:
-        if self.calendar is None:
-            for group in tuple(self.running):
-                draft.num_emitted_tokens += len(group.live)
-                self._emit(group, draft)
-            return
-        draft.num_emitted_tokens += self.calendar.num_members
-        due = {_group_of(seq): None for seq in self.calendar.emit()} | self._unsettled
-        for group in self._in_running_order(due):
-            self._emit(group, draft)
-            self._settle_group(self.calendar, group)
+    # outcomes
 
-    def _emit(self, group: SequenceGroup, draft: OutcomeDraft) -> None:
-        """Every live sequence of the group gets its token; samples fork, beams move, who is done leaves."""
-        width = group.width
-        for seq in group.live:
-            if seq.join_tick < 0:
-                seq.num_output_tokens += 1
-            elif self.calendar:
-                self.calendar.settle(seq)
+    def _complete_prompts(self, outcome: OutcomeBuilder) -> None:
+        for group in self._scheduled:
+            if group.order in self.running:
+                outcome.started += group.seqs
+                self._emit_stepwise(group, outcome)
+
+    def _complete_decode(self, outcome: OutcomeBuilder) -> None:
+        """Touch the groups that may do something other than go on, in running order."""
+        outcome.num_emitted += self.calendar.num_seqs
+        ending = self.calendar.ending(self.calendar.tick - 1) if self.calendar.num_in_flight else []
+        if self.calendar.num_in_flight:
+            self.calendar.applied()
+        ended_by_group: dict[int, list[Sequence]] = {}
+        for seq in ending:
+            ended_by_group.setdefault(_group_of(seq).order, []).append(seq)
+        for order in self._in_running_order(ended_by_group.keys() | self.stepwise.keys()):
+            if order in self.stepwise:
+                self._emit_stepwise(self.running[order], outcome)
+            else:
+                ended = sorted(ended_by_group[order], key=_by_rank)
+                self._end_all(self.running[order], ended, outcome)
+
+    def _emit_stepwise(self, group: Group, outcome: OutcomeBuilder) -> None:
+        """Every sequence of the group gets its token; samples fork, beams move, who is done leaves."""
+        outcome.num_emitted += len(group.seqs)
+        is_prompt = group.seqs[0].num_computed_tokens == group.seqs[0].num_tokens
+        for seq in group.seqs:
+            seq.num_output_tokens += 1
         if group.is_beam:
-            self._move_beams(group, draft)
-        elif group.num_sequences < group.width_limit:
-            self._fork_samples(group, draft)
-        for seq in [seq for seq in group.live if seq.num_output_tokens >= seq.output_len]:
-            draft.ended.append(seq)
-            self._end(group, seq)
-        if group.is_finished:
-            self._running_width -= width
-            self._forget(group)
-            draft.finished_requests.append(group.request_id)
-        else:
-            self._running_width -= width - group.width
+            self._move_beams(group, outcome)
+        elif group.unforked:
+            self._fork_samples(group, outcome)
+        self._end_all(group, [seq for seq in group.seqs if seq.num_output_tokens >= seq.output_len], outcome)
+        if self.uses_calendar and not is_prompt and not group.is_beam and group.seqs:
+            # After its first decode step every tail is its own: block boundaries are all that is left to watch.
+            del self.stepwise[group.order]
+            for seq in group.seqs:
+                self.calendar.join(seq)
 
-    def _fork_samples(self, group: SequenceGroup, draft: OutcomeDraft) -> None:
-        """The first token: samples 1 .. n-1 become children of sample 0; one that ends at once needs no table."""
-        parent = group.live[0]
-        for sample in range(1, group.width_limit):
-            child = self._new_child(group, parent)
+    def _fork_samples(self, group: Group, outcome: OutcomeBuilder) -> None:
+        """The first token: the other samples become children of sample 0; one that ends at once needs no table."""
+        parent, children = group.seqs[0], group.unforked
+        outcome.num_emitted += len(children)
+        group.unforked = []
+        for child in children:
+            child.num_computed_tokens = parent.num_computed_tokens
+            child.num_output_tokens = parent.num_output_tokens
             if child.num_output_tokens < child.output_len:
-                self._fork(group, parent, child, draft)
+                self._fork(group, parent, child, outcome)
             else:
                 child.status = Status.FINISHED
-                draft.ended.append(child)
-        draft.num_emitted_tokens += group.width_limit - 1
+                outcome.ended.append(child)
+                self.num_seats -= 1
 
-    def _move_beams(self, group: SequenceGroup, draft: OutcomeDraft) -> None:
-        beams = {seq.sample: seq for seq in group.live}
-        for action in self.beam_policy(group, group.live[0].num_output_tokens - 1):
+    def _move_beams(self, group: Group, outcome: OutcomeBuilder) -> None:
+        beams = {seq.sample: seq for seq in group.seqs}
+        for action in self.beam_moves(group, group.seqs[0].num_output_tokens - 1):
             beam = beams[action.beam]
             if action.kind == "fork":
-                child = self._new_child(group, beam)
+                child = self._make_sequence(group.request, group.next_place)
+                child.num_computed_tokens = beam.num_computed_tokens
+                child.num_output_tokens = beam.num_output_tokens
+                child.group = group
                 beams[child.sample] = child
-                self._fork(group, beam, child, draft)
-                if beam.join_tick >= 0 and self.calendar:
-                    self.calendar.join(child, ends=False)
-                continue
-            (draft.ended if beam.num_output_tokens >= beam.output_len else draft.pruned).append(beam)
-            self._end(group, beam)
+                self._fork(group, beam, child, outcome)
+            else:
+                (outcome.ended if beam.num_output_tokens >= beam.output_len else outcome.pruned).append(beam)
+                self._end(group, beam)
 
-    def _fork(self, group: SequenceGroup, parent: Sequence, child: Sequence, draft: OutcomeDraft) -> None:
+    def _fork(self, group: Group, parent: Sequence, child: Sequence, outcome: OutcomeBuilder) -> None:
         self.allocator.fork(parent.seq_id, child.seq_id)
         child.status = Status.RUNNING
-        child.rank = _rank(group, child)
-        group.live.append(child)
-        draft.forks.append(Fork(parent, child))
+        group.seqs.append(child)
+        self._rank(group, child)
+        outcome.forks.append(Fork(parent, child))
 
-    def _end(self, group: SequenceGroup, seq: Sequence) -> None:
-        if self.calendar and seq.join_tick >= 0:
+    def _end_all(self, group: Group, ended: list[Sequence], outcome: OutcomeBuilder) -> None:
+        for seq in ended:
+            self._end(group, seq)
+        outcome.ended += ended
+        if not group.seqs:
+            self.num_seats -= group.num_seats
+            del self.running[group.order]
+            self.stepwise.pop(group.order, None)
+            del self.groups[group.request_id]
+            outcome.finished_requests.append(group.request_id)
+
+    def _end(self, group: Group, seq: Sequence) -> None:
+        if seq.join_tick >= 0:
             self.calendar.leave(seq)
-        group.live.remove(seq)
+        num_seats = group.num_seats
+        group.seqs.remove(seq)
+        self.num_seats -= num_seats - group.num_seats
         seq.status = Status.FINISHED
         self.allocator.free(seq.seq_id)
 
-    def _forget(self, group: SequenceGroup) -> None:
-        del self.running[group]
-        del self._groups[group.request_id]
-        self._unsettled.pop(group, None)
+    # running order
 
-    def _join(self, group: SequenceGroup) -> None:
+    def _join(self, group: Group) -> None:
         """Put a group at the end of running; a decode step will sort it in by arrival."""
         self._num_joined += 1
-        group.order = (_arrival(group) << 48) + self._num_joined
+        group.order = _arrival(group) * _JOINS_PER_INSTANT + self._num_joined
         self._is_sorted = self._is_sorted and (not self.running or group.order > self._last_order)
         self._last_order = group.order
-        self.running[group] = None
-        self._running_width += group.width
-        self._widest = max(self._widest, group.width)
-        for seq in group.live:
-            seq.rank = _rank(group, seq)
+        self.running[group.order] = self.stepwise[group.order] = group
+        self.num_seats += group.num_seats
+        self._widest = max(self._widest, group.num_seats)
+        for seq in group.seqs:
+            self._rank(group, seq)
 
-    def _leave(self, group: SequenceGroup) -> None:
-        del self.running[group]
-        self._running_width -= group.width
-        self._unsettled.pop(group, None)
-        group.is_settled = False
-        if self.calendar:
-            for seq in group.live:
-                if seq.join_tick >= 0:
-                    self.calendar.leave(seq)
+    def _leave(self, group: Group) -> None:
+        del self.running[group.order]
+        self.stepwise.pop(group.order, None)
+        self.num_seats -= group.num_seats
+        for seq in group.seqs:
+            if seq.join_tick >= 0:
+                self.calendar.leave(seq)
 
-    def _enter_calendar(self, group: SequenceGroup) -> None:
-        if self.calendar and group.live:
-            self._unsettled[group] = None
-            for seq in group.live:
-                self.calendar.join(seq, ends=not group.is_beam)
-
-    def _settle_group(self, calendar: Calendar, group: SequenceGroup) -> None:
-        """After its first decode step every tail is private, so block boundaries are all that is left to watch."""
-        if group.is_beam or group.is_settled or group.is_finished:
-            return
-        del self._unsettled[group]
-        group.is_settled = True
-        for seq in group.live:
-            calendar.watch_boundaries(seq)
+    def _rank(self, group: Group, seq: Sequence) -> None:
+        seq.rank = group.order * _RANKS_PER_GROUP + seq.sample
+        group.next_place = max(group.next_place, seq.sample + 1)
 
     def _sort_running(self) -> None:
         if not self._is_sorted:
-            ordered = sorted(self.running, key=_order)
-            self.running = dict.fromkeys(ordered)
-            self._last_order = ordered[-1].order if ordered else 0
+            self.running = dict(sorted(self.running.items()))
+            self._last_order = next(reversed(self.running), 0)
             self._is_sorted = True
 
-    def _in_running_order(self, groups: dict[SequenceGroup, None]) -> list[SequenceGroup]:
+    def _in_running_order(self, orders: set[int]) -> list[int]:
         if self._is_sorted:
-            return sorted(groups, key=_order)
-        return [group for group in self.running if group in groups]
+            return sorted(orders)
+        return [order for order in self.running if order in orders]
 
-    def _needs_append(self, group: SequenceGroup, seq: Sequence) -> bool:
-        return self.calendar is None or not group.is_settled or self.calendar.is_crossing(seq)
+    def _stepwise_sequences(self) -> list[Sequence]:
+        return [seq for group in self.stepwise.values() for seq in group.seqs]
 
-    def _num_stored(self, seq: Sequence) -> int:
-        if self.calendar and seq.join_tick >= 0:
-            return seq.join_computed + self.calendar.tick - seq.join_tick
-        return seq.num_computed_tokens
+    # sequences and tables
 
-    @property
-    def _prompt_limit(self) -> int:
-        return min(self.max_model_len, self.max_num_batched_tokens)
-
-    def _new_sequence(self, request: Request, sample: int) -> Sequence:
-        seq = Sequence(self._num_seqs, request, sample)
-        self._num_seqs += 1
+    def _make_sequence(self, request: Request, sample: int) -> Sequence:
+        seq = Sequence(self._num_sequences_made, request, 0 if request.sampling.beam_width else sample)
+        seq.sample = sample
+        self._num_sequences_made += 1
         # The model's length ends a sequence one token late: the test comes after the token.
         seq.output_len = max(1, min(seq.output_len, self.max_model_len + 1 - seq.prompt_len))
         seq.final_len = seq.prompt_len + seq.output_len - 1
         return seq
 
-    def _new_child(self, group: SequenceGroup, parent: Sequence) -> Sequence:
-        child = self._new_sequence(group.request, group.num_sequences)
-        group.num_sequences += 1
-        child.state = group
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.num_output_tokens = parent.num_output_tokens
-        return child
-
-    def _can_admit(self, group: SequenceGroup) -> AllocStatus:
-        watermark = self._watermark()
-        if len(group.live) == 1:
-            return self.allocator.can_allocate(group.num_tokens, watermark_blocks=watermark)
-        spare = self.allocator.num_free_blocks - self._blocks_to_admit(group)
-        return AllocStatus.OK if spare >= watermark else AllocStatus.LATER
-
-    def _can_append(self, group: SequenceGroup) -> bool:
-        """One free block for each sequence, whether it needs one or not."""
-        allocator = self.allocator
-        if allocator.can_append(len(group.live)):
-            return True
-        if self.upstream_faults or len(self.running) > 1:
-            return False
-        # Alone on the device, so nobody is left to give way: ask for what it really needs.
-        return self._blocks_to_append(group) <= allocator.num_free_blocks
-
-    def _can_swap_in(self, group: SequenceGroup) -> bool:
-        seq_ids = [seq.seq_id for seq in group.live]
-        if not self.running and not self.upstream_faults:
-            return self.allocator.can_swap_in(seq_ids)
-        return self.allocator.can_swap_in(
-            seq_ids, extra_blocks=len(seq_ids), watermark_blocks=self.watermark_blocks
-        )
-
-    def _watermark(self) -> int:
-        """Blocks that an admission leaves free; none if the device is empty, or it could wait for ever."""
-        return self.watermark_blocks if self.running or self.upstream_faults else 0
-
-    def _blocks_to_append(self, group: SequenceGroup) -> int:
-        """Blocks that the next token of every sequence takes; of k sharers of a tail, k - 1 copy it."""
-        allocator = self.allocator
-        needed = [allocator.num_blocks_to_append(seq.seq_id) for seq in group.live]
-        if self._num_stored(group.live[0]) % allocator.block_size == 0:
-            return sum(needed)
-        tails = {allocator.block_table(seq.seq_id)[-1] for seq in group.live}
-        return len(group.live) - len(tails)
-
-    def _blocks_to_return(self, group: SequenceGroup) -> int:
-        return self.allocator.num_swapped_blocks([seq.seq_id for seq in group.live]) + len(group.live)
-
-    def _blocks_to_admit(self, group: SequenceGroup) -> int:
-        return self._blocks_for(group.request, group.num_tokens, len(group.live))
-
-    def _blocks_for(self, request: Request, num_tokens: int, num_sequences: int) -> int:
-        """Blocks of `num_sequences` sequences of `num_tokens` that share the full blocks of their prompt alone."""
-        blocks = -(-num_tokens // self.allocator.block_size)
-        if self.allocator.window_blocks:
-            return num_sequences * min(blocks, self.allocator.window_blocks)
-        shared = self._shared_len(request) // self.allocator.block_size if num_sequences > 1 else 0
-        return shared + num_sequences * (blocks - shared)
-
-    def _shared_len(self, request: Request) -> int:
-        """Tokens of the prompt's full blocks; with a sliding window nothing stays shared."""
-        if self.allocator.window_blocks:
-            return 0
-        return request.prompt_len - request.prompt_len % self.allocator.block_size
-
-    def _allocate(self, group: SequenceGroup) -> list[int]:
-        """Give every live sequence its table; returns where each one's own tokens start."""
-        parent, *others = group.live
-        num_tokens = group.num_tokens
-        if not others:
-            # The original counts ended samples in, and so never gets those blocks back.
-            surplus = self.upstream_faults and group.num_sequences > 1
-            num_refs = group.num_sequences if surplus else None
-            self.allocator.allocate(parent.seq_id, num_tokens, num_refs=num_refs)
-            return [0]
-        shared = self._shared_len(group.request)
-        if not shared:
-            for seq in group.live:
-                self.allocator.allocate(seq.seq_id, num_tokens)
-            return [0] * len(group.live)
-        self.allocator.allocate(parent.seq_id, shared, sharers=[seq.seq_id for seq in others])
-        for seq in group.live:
-            self.allocator.append_slots(seq.seq_id, num_tokens - shared)
-        return [0] + [shared] * len(others)
+    def _num_stored(self, seq: Sequence) -> int:
+        return seq.num_computed_tokens if seq.join_tick < 0 else self.calendar.position(seq)
 
     def _note_table(self, draft: StepDraft, seq: Sequence, start: int) -> None:
         table = self.allocator.block_table(seq.seq_id)
-        draft.touch_table(len(table) - start)
-        if self.detail:
-            draft.table_updates.append(TableUpdate(seq, start, tuple(table[start:])))
+        draft.note_table(seq, start, len(table) - start, tuple(table[start:]) if self.detail else None)
 
     def _why_never(self, request: Request) -> str:
         """Why the request can never be served, with both numbers; empty if it can."""
         num_sequences = request.sampling.num_sequences
-        if request.prompt_len > self._prompt_limit:
-            return f"its prompt has {request.prompt_len} tokens, the limit is {self._prompt_limit}"
+        if request.prompt_len > self.prompt_limit:
+            return f"the prompt has {request.prompt_len} tokens, the limit is {self.prompt_limit}"
         if num_sequences > self.max_num_seqs:
-            return f"it runs {num_sequences} sequences, max_num_seqs is {self.max_num_seqs}"
-        num_tokens = min(request.max_stored_tokens, self.max_model_len)
-        needed = self._blocks_for(request, num_tokens, num_sequences)
-        return self._too_big(needed) if needed > self.allocator.num_blocks else ""
-
-    def _too_big(self, needed: int) -> str:
-        size = self.allocator.block_size
-        pool = self.allocator.num_blocks
-        return f"it needs {needed} blocks ({needed * size} slots), the pool has {pool} ({pool * size} slots)"
+            return f"runs {num_sequences} sequences, max_num_seqs is {self.max_num_seqs}"
+        num_blocks = self.memory.most_blocks(request, min(request.max_stored_tokens, self.max_model_len))
+        return self.memory.too_big(num_blocks) if num_blocks > self.allocator.num_blocks else ""
 
 
-def _arrival(group: SequenceGroup) -> Ns:
+def _arrival(group: Group) -> Ns:
     return group.request.arrival_ns
 
 
-def _order(group: SequenceGroup) -> int:
-    return group.order
+def _group_of(seq: Sequence) -> Group:
+    assert seq.group is not None
+    return seq.group
 
 
-def _rank(group: SequenceGroup, seq: Sequence) -> int:
-    return (group.order << 32) + seq.sample
+def _set_status(group: Group, status: Status) -> None:
+    for seq in group.members:
+        seq.status = status
 
 
-def _group_of(seq: Sequence) -> SequenceGroup:
-    assert isinstance(seq.state, SequenceGroup)
-    return seq.state
+def _preemption_mode(preemption: str | policies.PreemptionMode) -> policies.PreemptionMode:
+    if not isinstance(preemption, str):
+        return preemption
+    if preemption not in PREEMPTION_MODES:
+        raise ScenarioError(f"preemption: {preemption!r} is unknown; it is one of {', '.join(PREEMPTION_MODES)}")
+    return PREEMPTION_MODES[preemption]
+
+
+def _is_calendar(engine_loop: str) -> bool:
+    if engine_loop not in ("calendar", "plain"):
+        raise ScenarioError(f"engine_loop: {engine_loop!r} is unknown; it is one of calendar, plain")
+    return engine_loop == "calendar"
