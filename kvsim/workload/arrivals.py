@@ -6,7 +6,7 @@ Each function draws its values one after another, so that the first n arrivals o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.spec import ArrivalsSpec
@@ -62,13 +62,13 @@ def _batches(spec: ArrivalsSpec, num: int, rate: float) -> Ints:
     return _to_ns(np.arange(num) // size * (spec.interval or size / rate))
 
 
-def _to_ns(seconds: NDArray[np.float64]) -> Ints:
+def _to_ns(seconds: NDArray[np.floating[Any]]) -> Ints:
     import numpy as np
 
     if len(seconds) and not seconds[-1] <= _MAX_SECONDS:
         raise ScenarioError(f"workload.arrivals: the last of {len(seconds)} requests would come after "
                             f"{seconds[-1]:g} s; {_MAX_SECONDS:g} s is the most: raise request_rate")
-    return np.rint(seconds * NS_PER_S).astype(np.int64)
+    return np.asarray(np.rint(seconds * NS_PER_S), dtype=np.int64)
 
 
 def _positive(key: str, value: float) -> float:

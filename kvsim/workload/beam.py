@@ -14,33 +14,50 @@ survivors share everything but the last token.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from kvsim.workload.streams import mix
 
 _UNIT = 2.0**-53
 
 
-def parents(seed: int, step: int, width: int, theta: float = 1.0) -> tuple[int, ...]:
-    """For each of `width` survivors of step number `step` the index of the beam it continues, ascending.
+def children(seed: int, step: int, num_beams: int, width: int, theta: float = 1.0) -> list[int]:
+    """How many of the `width` survivors of step number `step` continue each of `num_beams` beams.
 
-    A pure function: the same arguments give the same parents on every engine. `seed` is the request's.
+    A pure function: the same arguments give the same children on every engine. `seed` is the request's.
     """
-    if width <= 1 or theta <= 0:
-        return tuple(range(width))
-    shares = _shares(seed, step, width, theta)
-    offset = _uniform(seed, step, 2 * width)
-    survivors: list[int] = []
-    total = 0.0
-    for beam, share in enumerate(shares):
+    offset = _uniform(seed, step, 2 * num_beams)
+    counts: list[int] = []
+    total, given = 0.0, 0
+    for share in _shares(seed, step, num_beams, theta):
         total += share * width
-        survivors.extend([beam] * (math.floor(total - offset) + 1 - len(survivors)))
+        upto = min(width, max(given, math.floor(total - offset) + 1))
+        counts.append(upto - given)
+        given = upto
     # Rounding errors of the sum must not lose the last survivor.
-    survivors.extend([width - 1] * (width - len(survivors)))
-    return tuple(survivors[:width])
+    counts[-1] += width - given
+    return counts
 
 
-def _shares(seed: int, step: int, width: int, theta: float) -> list[float]:
-    scores = [_normal(seed, step, beam) for beam in range(width)]
+def parents(seed: int, step: int, width: int, theta: float = 1.0) -> tuple[int, ...]:
+    """For each of `width` survivors, of as many beams, the index of the beam it continues, ascending."""
+    counts = children(seed, step, width, width, theta)
+    return tuple(beam for beam, count in enumerate(counts) for _ in range(count))
+
+
+def beam_policy(theta: float = 1.0) -> Callable[[int, int, int, int], list[int]]:
+    """The model with its parameter fixed, as schedulers take it: `policy(seed, step, num_beams, width)`."""
+
+    def policy(seed: int, step: int, num_beams: int, width: int) -> list[int]:
+        return children(seed, step, num_beams, width, theta)
+
+    return policy
+
+
+def _shares(seed: int, step: int, num_beams: int, theta: float) -> list[float]:
+    if theta <= 0:
+        return [1 / num_beams] * num_beams
+    scores = [_normal(seed, step, beam) for beam in range(num_beams)]
     best = max(scores)
     if math.isinf(theta):
         weights = [float(score == best) for score in scores]

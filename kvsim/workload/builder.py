@@ -1,0 +1,288 @@
+"""From the `workload:` block to a source of requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.request import Sampling
+from kvsim.types import NS_PER_S, ScenarioError
+from kvsim.workload import traces
+from kvsim.workload.arrivals import draw_arrivals
+from kvsim.workload.content import GroupTexts, HashTexts, OwnTexts, PrefixedTexts, Prefixes, Texts, draw_prefixes, zipf
+from kvsim.workload.lengths import draw_lengths
+from kvsim.workload.sessions import SessionPlan, SessionRows, cut_to_context, draw_pauses, draw_turns
+from kvsim.workload.source import ConcurrencySource, SessionSource, Source, TableSource
+from kvsim.workload.spec import AbortSpec, ArrivalsSpec, LengthsSpec, WorkloadSpec
+from kvsim.workload.streams import Streams, mix, streams
+from kvsim.workload.table import ColumnTable, Traits
+from kvsim.workload.traces import Trace
+from kvsim.workload.written import written_source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+DEFAULT_NUM_REQUESTS = 1000
+
+
+def build_source(
+    spec: WorkloadSpec | Mapping[str, Any], seed: int = 0, base_dir: str | Path | None = None
+) -> Source:
+    """The requests of a workload. Relative trace paths are looked up in `base_dir` (default: the working directory).
+
+    Raises ScenarioError for a block that makes no sense and for a trace that cannot be read; `notes` of the source
+    say what was skipped or replaced.
+    """
+    if not isinstance(spec, WorkloadSpec):
+        spec = WorkloadSpec.from_dict(spec)
+    _check(spec)
+    rng = streams(seed)
+    if spec.requests is not None:
+        source: Source = written_source(spec.requests, seed)
+    elif spec.trace is not None:
+        source = _trace_source(spec, load_spec_trace(spec, base_dir), rng)
+    elif spec.sessions is not None:
+        source = _session_source(spec, rng)
+    else:
+        source = _synthetic_source(spec, rng)
+    return source if spec.max_concurrency is None else ConcurrencySource(source, spec.max_concurrency)
+
+
+def load_spec_trace(spec: WorkloadSpec, base_dir: str | Path | None = None) -> Trace:
+    """The trace a block names, with all its knobs applied: window, first, speed, rate, repeat, num_requests."""
+    trace = traces.load_trace(
+        os.path.join(base_dir or "", spec.trace or ""),
+        spec.trace_format,
+        hash_block_size=spec.hash_block_size,
+        chars_per_token=spec.chars_per_token,
+        on_bad_row=spec.on_bad_row,
+        needs_times=spec.arrivals is None or spec.arrivals.type == "trace",
+    )
+    if spec.window is not None:
+        trace = traces.window(trace, *spec.window)
+    if spec.first is not None:
+        trace = traces.first(trace, spec.first)
+    if spec.speed != 1.0:
+        trace = traces.at_speed(trace, spec.speed)
+    if spec.rate is not None:
+        trace = traces.at_rate(trace, spec.rate)
+    trace = traces.repeated(trace, spec.repeat)
+    return trace if spec.num_requests is None else traces.first(trace, spec.num_requests)
+
+
+def _check(spec: WorkloadSpec) -> None:
+    for key in ("num_requests", "max_output_tokens", "max_concurrency", "first", "repeat"):
+        value = getattr(spec, key)
+        if value is not None and value < 1:
+            raise ScenarioError(f"workload.{key} is {value}; it must be at least 1")
+    sampling = spec.sampling
+    if sampling.n < 1 or sampling.beam_width < 0 or (sampling.n > 1 and sampling.beam_width > 0):
+        raise ScenarioError(f"workload.sampling: n {sampling.n} with beam_width {sampling.beam_width}; "
+                            "n is at least 1, and one of the two is enough")
+    if spec.sessions is not None and (sampling.n > 1 or sampling.beam_width > 1):
+        raise ScenarioError("workload.sampling: a session goes on with one answer; leave n and beam_width out")
+    if spec.sessions is not None and (spec.trace is not None or spec.requests is not None):
+        raise ScenarioError("workload.sessions makes its own requests; leave out trace and requests "
+                            "(a trace may have a session column)")
+    if spec.window is not None and len(spec.window) != 2:
+        raise ScenarioError(f"workload.window is {list(spec.window)}; it is [start, end] in seconds")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Times and lengths before anything else is added; `max_output` None: the output is the maximum."""
+
+    arrivals: Ints
+    prompts: Ints
+    outputs: Ints
+    max_output: Ints | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _synthetic_source(spec: WorkloadSpec, rng: Streams) -> Source:
+    num = DEFAULT_NUM_REQUESTS if spec.num_requests is None else spec.num_requests
+    prompts, outputs = draw_lengths(spec.lengths or LengthsSpec(), rng["lengths"], num)
+    arrivals = draw_arrivals(spec.arrivals or ArrivalsSpec(), rng["arrivals"], num)
+    columns = _limited(_Columns(arrivals, prompts, outputs), spec.max_output_tokens)
+    prefixes = draw_prefixes(spec.content, rng, num)
+    texts: Texts = PrefixedTexts(prefixes, columns.prompts) if prefixes.kinds else OwnTexts(columns.prompts)
+    return _table_source(spec, rng, columns, texts)
+
+
+def _table_source(spec: WorkloadSpec, rng: Streams, columns: _Columns, texts: Texts) -> Source:
+    traits = _traits(spec, rng, columns)
+    return TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
+
+
+def _limited(columns: _Columns, max_output_tokens: int | None) -> _Columns:
+    """Outputs cut at what the client allows; that is then the maximum the scheduler knows."""
+    import numpy as np
+
+    if max_output_tokens is None:
+        return columns
+    stated = columns.max_output
+    most = np.full(len(columns.outputs), max_output_tokens, dtype=np.int64)
+    num_cut = int(np.sum(columns.outputs > max_output_tokens))
+    notes = (f"{num_cut} outputs were cut at max_output_tokens: {max_output_tokens}",) if num_cut else ()
+    return replace(
+        columns,
+        outputs=np.minimum(columns.outputs, max_output_tokens),
+        max_output=most if stated is None else np.minimum(stated, most),
+        notes=(*columns.notes, *notes),
+    )
+
+
+def _traits(spec: WorkloadSpec, rng: Streams, columns: _Columns, trace: Trace | None = None) -> Traits:
+    """What the block draws for each request; a trace's own columns win over it."""
+    num = len(columns.arrivals)
+    loras = spec.content.num_loras if spec.content is not None else 0
+    traits = Traits(
+        sampling=Sampling(n=spec.sampling.n, beam_width=spec.sampling.beam_width),
+        samples=None if trace is None else trace.n,
+        priorities=_draw_priorities(spec.priorities, rng, num) if trace is None or trace.priority is None
+        else trace.priority,
+        patience=_draw_patience(spec.abort, rng, num),
+        loras=zipf(rng["content.loras"], num, loras, 0.0, "content") if loras else None,
+        max_output=columns.max_output,
+        seed=mix(int(rng["decoding"].integers(2**63))),
+    )
+    return _with_sample_lens(traits, spec, rng, columns)
+
+
+def _with_sample_lens(traits: Traits, spec: WorkloadSpec, rng: Streams, columns: _Columns) -> Traits:
+    """Samples of a length of their own: the first keeps the request's, the others are drawn as outputs are."""
+    import numpy as np
+
+    if spec.sampling.lengths != "independent" or spec.sampling.beam_width > 1:
+        return traits
+    num = len(columns.outputs)
+    counts = np.full(num, spec.sampling.n, dtype=np.int64) if traits.samples is None else traits.samples
+    if num == 0 or int(counts.max()) == 1:
+        return traits
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    lens = _more_outputs(spec, rng, columns, int(offsets[-1]))
+    lens[offsets[:-1]] = columns.outputs
+    return replace(traits, sample_lens=lens, sample_offsets=offsets)
+
+
+def _more_outputs(spec: WorkloadSpec, rng: Streams, columns: _Columns, num: int) -> Ints:
+    """Outputs like those of the workload: of its distribution, or of random rows of its trace."""
+    import numpy as np
+
+    if spec.trace is None:
+        outputs = draw_lengths(spec.lengths or LengthsSpec(), rng["decoding.lengths"], num)[1]
+    else:
+        rows = np.floor(rng["decoding.lengths"].random(num) * len(columns.outputs)).astype(np.int64)
+        outputs = columns.outputs[rows]
+    return outputs if spec.max_output_tokens is None else np.minimum(outputs, spec.max_output_tokens)
+
+
+def _draw_priorities(shares: Mapping[int, float] | None, rng: Streams, num: int) -> Ints | None:
+    import numpy as np
+
+    if not shares:
+        return None
+    bounds = np.cumsum(np.array(list(shares.values()), dtype=np.float64))
+    if min(shares.values()) < 0 or not 0 < bounds[-1] < float("inf"):
+        raise ScenarioError(f"workload.priorities is {dict(shares)}; shares are numbers of 0 or more, not all 0")
+    chosen = np.searchsorted(bounds, rng["priorities"].random(num) * bounds[-1], side="right")
+    return np.asarray(np.array(list(shares), dtype=np.int64)[chosen], dtype=np.int64)
+
+
+def _draw_patience(abort: AbortSpec | None, rng: Streams, num: int) -> Ints | None:
+    import numpy as np
+
+    if abort is None or abort.probability == 0:
+        return None
+    if not 0 <= abort.probability <= 1 or not 0 <= abort.after <= 1e8:
+        raise ScenarioError(f"workload.abort: probability {abort.probability}, after {abort.after} s; "
+                            "a probability lies between 0 and 1, a time is 0 s or more")
+    draws = rng["aborts"].random((num, 2))
+    waits = np.full(num, abort.after) if abort.distribution == "constant" else -np.log1p(-draws[:, 1]) * abort.after
+    return np.where(draws[:, 0] < abort.probability, np.rint(waits * NS_PER_S), -1).astype(np.int64)
+
+
+def _session_source(spec: WorkloadSpec, rng: Streams) -> Source:
+    import numpy as np
+
+    assert spec.sessions is not None
+    num = DEFAULT_NUM_REQUESTS if spec.num_requests is None else spec.num_requests
+    turns = draw_turns(spec.sessions, rng, num)
+    prefixes = draw_prefixes(spec.content, rng, len(turns))
+    messages, outputs = draw_lengths(spec.lengths or LengthsSpec(), rng["lengths"], num)
+    columns = _limited(_Columns(np.zeros(num, dtype=np.int64), messages, outputs), spec.max_output_tokens)
+    kept = cut_to_context(turns, prefixes.num_tokens, columns.prompts, columns.outputs, spec.sessions)
+    plan = SessionPlan(
+        arrivals=draw_arrivals(spec.arrivals or ArrivalsSpec(), rng["arrivals"], len(turns)),
+        offsets=np.concatenate(([0], np.cumsum(turns))),
+        messages=columns.prompts,
+        outputs=columns.outputs,
+        pauses=draw_pauses(spec.sessions, rng, num),
+        prefixes=prefixes,
+        traits=_traits(spec, rng, columns),
+        truncate_to=spec.sessions.truncate_to,
+    )
+    notes = columns.notes
+    if num_cut := int((turns - kept).sum()):
+        notes += (f"{num_cut} of {num} turns left out: their sessions had reached max_context "
+                  f"{spec.sessions.max_context}",)
+    return SessionSource(plan.sessions(kept), notes)
+
+
+def _trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
+    columns = _trace_columns(spec, trace, rng)
+    traits = _traits(spec, rng, columns, trace)
+    if trace.session is not None:
+        return _trace_sessions(spec, trace, columns, traits)
+    texts = _trace_texts(spec, trace, columns, rng)
+    return TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
+
+
+def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:
+    notes = trace.notes
+    arrivals, prompts, outputs, max_output = trace.arrival_ns, trace.prompt, trace.output, trace.max_output
+    if arrivals is None:
+        if spec.arrivals is None:
+            raise ScenarioError(f"{trace.path}: has no arrival times (read as {trace.format}); say when its requests "
+                                "come, for instance workload.arrivals: {type: poisson, request_rate: 4}")
+        arrivals = draw_arrivals(spec.arrivals, rng["arrivals"], len(trace))
+    elif spec.arrivals is not None and spec.arrivals.type != "trace":
+        notes += (f"{trace.path}: its times replace workload.arrivals",)
+    if spec.arrivals is not None and spec.arrivals.type == "trace" and spec.lengths is not None:
+        prompts, outputs = draw_lengths(spec.lengths, rng["lengths"], len(trace))
+        max_output = None
+        notes += (f"{trace.path}: its times are used, lengths are those of workload.lengths",)
+    elif spec.lengths is not None:
+        notes += (f"{trace.path}: its lengths replace workload.lengths",)
+    return _limited(_Columns(arrivals, prompts, outputs, max_output, notes), spec.max_output_tokens)
+
+
+def _trace_texts(spec: WorkloadSpec, trace: Trace, columns: _Columns, rng: Streams) -> Texts:
+    own_lengths = columns.prompts is trace.prompt
+    if trace.hash_ids is not None and trace.hash_offsets is not None and own_lengths:
+        return HashTexts(columns.prompts, trace.hash_ids, trace.hash_offsets, trace.hash_block_size)
+    if (groups := _group_texts(trace)) is not None and own_lengths:
+        return groups
+    prefixes: Prefixes = draw_prefixes(spec.content, rng, len(trace))
+    return PrefixedTexts(prefixes, columns.prompts) if prefixes.kinds else OwnTexts(columns.prompts)
+
+
+def _group_texts(trace: Trace) -> GroupTexts | None:
+    if trace.prefix_group is None or trace.prefix_tokens is None:
+        return None
+    return GroupTexts(trace.prompt, trace.prefix_group, trace.prefix_tokens)
+
+
+def _trace_sessions(spec: WorkloadSpec, trace: Trace, columns: _Columns, traits: Traits) -> Source:
+    if spec.sampling.n > 1 or spec.sampling.beam_width > 1 or (trace.n is not None and int(trace.n.max()) > 1):
+        raise ScenarioError(f"{trace.path}: a session goes on with one answer; several samples and a session column "
+                            "exclude each other")
+    assert trace.session is not None
+    rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, _group_texts(trace), traits)
+    return SessionSource(rows.sessions(), columns.notes)
