@@ -50,7 +50,7 @@ class Trace:
 
     `arrival_ns` is None where the file has no times; `max_output` where it states none. `prefix_group` and `session`
     are codes (-1: none). The hash ids of request i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`: dense codes,
-    numbered in order of first appearance.
+    numbered in order of first appearance. `file_rank` is each row's place in the file where that is not its place here.
     """
 
     path: str
@@ -67,6 +67,7 @@ class Trace:
     hash_ids: Ints | None = None
     hash_offsets: Ints | None = None
     hash_block_size: int = 0
+    file_rank: Ints | None = None
     num_skipped: int = 0
     num_failed: int = 0
     notes: tuple[str, ...] = ()
@@ -86,7 +87,10 @@ class Trace:
         return (len(self) - 1) * NS_PER_S / float(self.arrival_ns[-1] - self.arrival_ns[0])
 
 
-_COLUMNS = ("arrival_ns", "prompt", "output", "max_output", "prefix_group", "prefix_tokens", "n", "priority", "session")
+_COLUMNS = (
+    "arrival_ns", "prompt", "output", "max_output", "prefix_group", "prefix_tokens", "n", "priority", "session",
+    "file_rank",
+)
 
 
 def load_trace(
@@ -603,8 +607,15 @@ def _sorted(trace: Trace) -> Trace:
         return trace
     num_late = int(np.sum(times[1:] < times[:-1]))
     note = f"{trace.path}: {num_late} rows are earlier than the row before them; sorted by time"
-    trace = trace.take(np.argsort(times, kind="stable"))
-    return replace(trace, notes=(*trace.notes, note))
+    order = np.argsort(times, kind="stable")
+    return replace(trace.take(order), file_rank=order, notes=(*trace.notes, note))
+
+
+def in_file_order(trace: Trace) -> Trace:
+    """The same requests in the order of the file."""
+    import numpy as np
+
+    return trace if trace.file_rank is None else trace.take(np.argsort(trace.file_rank, kind="stable"))
 
 
 def window(trace: Trace, start_s: float, end_s: float) -> Trace:
