@@ -115,6 +115,7 @@ class Sequence:
         "keys",
         "num_computed_tokens",
         "num_output_tokens",
+        "num_placeholders",
         "num_preemptions",
         "output_len",
         "prompt_len",
@@ -137,6 +138,8 @@ class Sequence:
         """Slots stored when it ends: the ledger's hindsight, and the calendar's finish."""
         self.num_computed_tokens = 0
         self.num_output_tokens = 0
+        self.num_placeholders = 0
+        """Tokens that a step in flight will deliver."""
         self.num_preemptions = 0
         self.rank = 0
         self.join_tick = -1

@@ -84,6 +84,11 @@ class PagedAllocator:
         return self.pool.num_blocks
 
     @property
+    def num_reserved_blocks(self) -> int:
+        """Blocks that are never handed out and do not count: 1 with a null block."""
+        return self.pool.first_block
+
+    @property
     def num_free_blocks(self) -> int:
         return len(self.pool.free)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvsim.memory.interface import BlockCopy, BlockMove
 from kvsim.request import Group, Sequence
-from kvsim.scheduling.plan import Admission, Fork, PrefillChunk, Preemption, StepOutcome, TableUpdate
+from kvsim.scheduling.plan import Admission, Fork, Preemption, PrefillChunk, StepOutcome, TableUpdate
 
 UNLIMITED = 1 << 62
 """A token budget that no step exhausts."""
@@ -23,6 +23,7 @@ class PlanBuilder:
         "decodes",
         "grown",
         "head_slots",
+        "head_wait",
         "is_decode_tick",
         "num_bulk",
         "num_new_entries",
@@ -31,7 +32,6 @@ class PlanBuilder:
         "prefills",
         "resumed",
         "skipped",
-        "stale",
         "step",
         "swap_in",
         "swap_out",
@@ -63,13 +63,13 @@ class PlanBuilder:
         self.is_decode_tick = True
         self.waits_for_memory = False
         self.head_slots = 0
-        self.stale: list[Sequence] = []
-        """Asynchronous scheduling: sequences preempted while a token of this step was in flight."""
+        self.head_wait = ""
 
     def drop(self, seq: Sequence) -> None:
         """A sequence that had its turn is preempted: its tokens are given back to the budget."""
-        if seq in self.grown:
-            self.grown.remove(seq)
+        for selection in (self.grown, self.skipped):
+            if seq in selection:
+                selection.remove(seq)
         if seq in self.decodes:
             self.decodes.remove(seq)
             self.budget += 1
@@ -84,7 +84,7 @@ class PlanBuilder:
 class OutcomeBuilder:
     """What a step did, in the making."""
 
-    __slots__ = ("beam_groups", "ended", "finished_requests", "forks", "num_emitted", "pruned", "started")
+    __slots__ = ("beam_groups", "delivered", "ended", "finished_requests", "forks", "num_emitted", "pruned", "started")
 
     def __init__(self, num_emitted: int) -> None:
         self.num_emitted = num_emitted
@@ -93,6 +93,7 @@ class OutcomeBuilder:
         self.pruned: list[Sequence] = []
         self.forks: list[Fork] = []
         self.finished_requests: list[str] = []
+        self.delivered: list[Sequence] = []
         self.beam_groups: list[Group] = []
         """Beam groups of which a member had its turn."""
 
@@ -104,4 +105,5 @@ class OutcomeBuilder:
             tuple(self.pruned),
             tuple(self.forks),
             tuple(self.finished_requests),
+            tuple(self.delivered),
         )

@@ -63,7 +63,10 @@ class Calendar:
         """Bring a member's counters up to date."""
         computed = seq.join_computed + self.tick - seq.join_tick
         seq.num_computed_tokens = computed
-        seq.num_output_tokens = computed - seq.prompt_len + 1 - self.num_in_flight
+        since_prefill = self.tick - seq.join_tick + 1
+        in_flight = self.num_in_flight
+        seq.num_placeholders = in_flight if in_flight < since_prefill else since_prefill
+        seq.num_output_tokens = computed - seq.prompt_len + 1 - seq.num_placeholders
 
     def crossing(self) -> list[Sequence]:
         """Members whose token of this tick needs a new block, in running order (not a copy)."""

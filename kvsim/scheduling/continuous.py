@@ -25,8 +25,8 @@ from kvsim.scheduling.calendar import Calendar, merged
 from kvsim.scheduling.plan import (
     Admission,
     Fork,
-    PrefillChunk,
     Preemption,
+    PrefillChunk,
     Rejection,
     StepOutcome,
     StepPlan,
@@ -57,9 +57,6 @@ class ContinuousScheduler:
     `gate` is asked before an admission, beside the scheduler's own tests. `detail` fills `decodes` and
     `table_updates` of every plan. Raises ScenarioError for keywords that contradict each other.
     """
-
-    registers_in_schedule = False
-    """Blocks become findable when they are planned, not when they are computed."""
 
     def __init__(
         self,
@@ -199,11 +196,17 @@ class ContinuousScheduler:
             if allocator.can_allocate(prompt_len, reserve_tokens=reserved) is not AllocStatus.NEVER:
                 return None
             return f"needs {prompt_len + reserved} slots at once, the pool has {allocator.num_blocks * size}"
-        num_own = (group.num_seats - 1) * (-(-stored // size) - group.request.prompt_len // size)
-        if allocator.can_allocate(stored + num_own * size) is not AllocStatus.NEVER:
+        needed = self._num_worst_blocks(group, stored)
+        own = (needed - -(-stored // size)) * size
+        if allocator.can_allocate(stored + own) is not AllocStatus.NEVER:
             return None
-        needed = -(-stored // size) + num_own
         return f"needs {needed} blocks ({stored} slots), the pool has {allocator.num_blocks}"
+
+    def _num_worst_blocks(self, group: Group, stored: int) -> int:
+        """Blocks a group holds at its end if its sequences share the full blocks of the prompt and nothing else."""
+        size = self.allocator.block_size
+        num_blocks, num_shared = -(-stored // size), group.request.prompt_len // size
+        return num_blocks + (group.num_seats - 1) * (num_blocks - num_shared)
 
     def _max_stored_tokens(self, request: Request) -> int:
         return min(request.max_stored_tokens, self.max_model_len - 1)
@@ -226,18 +229,10 @@ class ContinuousScheduler:
                 for seq in group.seqs:
                     self.allocator.free(seq.seq_id)
             case _:
-                for seq in group.seqs:
-                    self._forget_in_flight(seq)
                 self._stop_running(group)
                 for seq in group.seqs:
                     self._free(seq)
         _set_status(members, Status.ABORTED)
-
-    def _forget_in_flight(self, seq: Sequence) -> None:
-        """The tokens of a running sequence that are being computed will not be delivered."""
-        for step in self._in_flight:
-            if seq.join_tick >= 0 and seq.join_tick <= step.tick and step.is_decode_tick:
-                step.num_bulk -= 1
 
     # state
 
@@ -322,10 +317,11 @@ class ContinuousScheduler:
         step.budget -= calendar.num_seqs
         if self.reservation is not None:
             return self.stepwise[:]
-        due = merged(self.stepwise, calendar.crossing())
-        if self.registers_in_schedule and self.enable_prefix_caching:
-            due = merged(due, calendar.filling())
-        return due
+        return merged(self.stepwise, self._due_members())
+
+    def _due_members(self) -> Seq[Sequence]:
+        """Members of the calendar that have something to do in this step."""
+        return self.calendar.crossing()
 
     def _is_uniform(self, step: PlanBuilder) -> bool:
         """Every member of the calendar finds a token of budget left when its turn comes."""
@@ -342,13 +338,21 @@ class ContinuousScheduler:
     def _dissolve_calendar(self) -> None:
         """Let every member be due: the plain loop runs for this step."""
         for seq in self.calendar.members():
-            self.calendar.leave(seq)
+            self._leave_calendar(seq)
             self._settle(seq)
             insort(self.stepwise, seq, key=_rank)
 
+    def _leave_calendar(self, seq: Sequence) -> None:
+        """A member is settled; where steps in flight counted it in bulk it becomes an entry of its own."""
+        for step in self._in_flight:
+            if step.is_decode_tick and seq.join_tick <= step.tick:
+                step.num_bulk -= 1
+                step.decodes.append(seq)
+        self.calendar.leave(seq)
+
     def _num_wanted(self, seq: Sequence) -> int:
         """Tokens a running sequence has left to compute."""
-        known = seq.prompt_len + seq.num_output_tokens
+        known = seq.prompt_len + seq.num_output_tokens + seq.num_placeholders
         group = seq.group
         if group is not None and group.unforked:
             known = seq.prompt_len
@@ -370,15 +374,19 @@ class ContinuousScheduler:
             if seq.is_decoding:
                 step.skipped.append(seq)
             return
+        start = seq.num_computed_tokens
         if not self._grow(seq, num_tokens, step):
             return
+        self._note_planned(seq, start + num_tokens)
         step.budget -= num_tokens
-        start = seq.num_computed_tokens
         if seq.is_decoding:
             step.decodes.append(seq)
         else:
             is_last = start + num_tokens == seq.prompt_len + seq.num_output_tokens
             step.prefills.append(PrefillChunk(seq, start, num_tokens, is_last))
+
+    def _note_planned(self, seq: Sequence, end: int) -> None:
+        """A sequence has slots for its first `end` tokens."""
 
     def _grow(self, seq: Sequence, num_tokens: int, step: PlanBuilder) -> bool:
         """Give a running sequence its slots, preempting others or itself while blocks are short."""
@@ -434,6 +442,7 @@ class ContinuousScheduler:
         """A victim of recompute keeps its tokens and loses everything else."""
         self._free(seq)
         seq.num_computed_tokens = 0
+        seq.num_placeholders = 0
         seq.is_decoding = False
 
     def _swap_out(self, group: Group, step: PlanBuilder) -> bool:
@@ -461,7 +470,7 @@ class ContinuousScheduler:
             if seq.join_tick < 0:
                 self.stepwise.remove(seq)
             else:
-                self.calendar.leave(seq)
+                self._leave_calendar(seq)
 
     def _free(self, seq: Sequence) -> None:
         self.num_table_entries -= self._count_entries((seq,))
@@ -473,8 +482,8 @@ class ContinuousScheduler:
             return
         tokens, allocator = group.num_known_tokens, self.allocator
         raise LivelockError(
-            f"livelock: {self._num_fruitless} preemptions in a row and not one token emitted; the last victim is request "
-            f"{group.request_id!r}, which needs {-(-tokens // allocator.block_size)} blocks for {tokens} tokens, "
+            f"livelock: {self._num_fruitless} preemptions in a row and not one token emitted; the last victim is "
+            f"request {group.request_id!r}, which needs {-(-tokens // allocator.block_size)} blocks for {tokens} tokens, "
             f"the pool has {allocator.num_blocks}: enlarge the pool, or lower max_num_seqs"
         )
 
@@ -484,10 +493,15 @@ class ContinuousScheduler:
         """Bring swapped groups back, first come first, while they fit with room for their next tokens."""
         while self.swapped and step.budget > 0:
             group = self.swapped.head()
-            if self.num_seats + group.num_seats > self.max_num_seqs or len(group.seqs) > step.budget:
+            if self.num_seats + group.num_seats > self.max_num_seqs:
+                step.head_wait = "sequence limit"
+                return
+            if len(group.seqs) > step.budget:
+                step.head_wait = "token budget"
                 return
             if not self._fits_back(group):
                 step.waits_for_memory = True
+                step.head_wait = "blocks"
                 return
             self.swapped.pop_head()
             step.swap_in.extend(self.allocator.swap_in([seq.seq_id for seq in group.seqs]) or ())
@@ -523,6 +537,7 @@ class ContinuousScheduler:
         while self.waiting and step.budget > 0 and not self.swapped:
             group = self.waiting.head()
             if self.num_seats + group.num_seats > self.max_num_seqs:
+                step.head_wait = "sequence limit"
                 break
             if self._is_set_aside(group):
                 set_aside.append(self.waiting.pop_head())
@@ -543,6 +558,7 @@ class ContinuousScheduler:
         num_tokens = min(known - prefix.num_tokens, step.threshold)
         if num_tokens > step.budget:
             if not self.enable_chunked_prefill:
+                step.head_wait = "token budget"
                 return False
             num_tokens = step.budget
         end = prefix.num_tokens + num_tokens
@@ -577,6 +593,7 @@ class ContinuousScheduler:
     def _has_room(self, group: Group, num_tokens: int, prefix: PrefixMatch, step: PlanBuilder) -> bool:
         if self.gate is not None and not self.gate(group, self.allocator):
             step.waits_for_memory = True
+            step.head_wait = "gate"
             return False
         status = self.allocator.can_allocate(
             num_tokens,
@@ -587,6 +604,7 @@ class ContinuousScheduler:
         if status is AllocStatus.OK:
             return True
         step.waits_for_memory = True
+        step.head_wait = "blocks"
         step.head_slots = num_tokens + self._num_reserved(group.seqs[0], num_tokens)
         return False
 
@@ -606,6 +624,7 @@ class ContinuousScheduler:
         self.num_table_entries += num_entries
         step.num_new_entries += num_entries
         step.num_new_rows += 1
+        self._note_planned(seq, num_tokens)
 
     def _start_running(self, group: Group) -> None:
         order = group.order = self._num_orders
@@ -647,6 +666,8 @@ class ContinuousScheduler:
             step.num_bulk = calendar.num_seqs
             calendar.advance()
             context += calendar.context_tokens
+        decodes = self._list_decodes(step) if self.detail or not self.uses_calendar else None
+        self._note_step(step)
         self._in_flight.append(step)
         shape = StepShape(
             step.num_bulk + len(step.decodes),
@@ -666,7 +687,7 @@ class ContinuousScheduler:
             step.step,
             shape,
             step.is_decode_tick,
-            self._list_decodes(step) if self.detail or not self.uses_calendar else None,
+            decodes,
             tuple(step.prefills),
             tuple(step.admitted),
             tuple(step.resumed),
@@ -684,7 +705,11 @@ class ContinuousScheduler:
             len(self.swapped),
             step.waits_for_memory,
             step.head_slots,
+            step.head_wait,
         )
+
+    def _note_step(self, step: PlanBuilder) -> None:
+        """A step was planned and its tokens count as stored."""
 
     def _list_decodes(self, step: PlanBuilder) -> tuple[Sequence, ...]:
         if not step.num_bulk:
@@ -698,7 +723,7 @@ class ContinuousScheduler:
         """Table entries that changed, sequence by sequence: whole tables of newcomers, new tails of the others."""
         whole = [admission.seq for admission in step.admitted] + step.resumed
         updates = [TableUpdate(seq, 0, tuple(self.allocator.block_table(seq.seq_id))) for seq in whole]
-        return tuple([*step.updates, *updates])
+        return (*step.updates, *updates)
 
     # applying a step
 
@@ -709,14 +734,11 @@ class ContinuousScheduler:
         """Emit the tokens of a step: forks, joins, ends."""
         if step.is_decode_tick:
             self.calendar.applied()
-        if self.enable_prefix_caching and not self.registers_in_schedule:
-            self._register_computed(step)
+        self._note_computed(step)
         outcome = OutcomeBuilder(step.num_bulk)
         if step.prefills:
             self._apply_prefills(step, outcome)
-        for seq in step.decodes:
-            if seq.status is Status.RUNNING:
-                self._emit(seq, outcome)
+        self._apply_decodes(step, outcome)
         for group in outcome.beam_groups:
             self._advance_beams(group, outcome)
         outcome.ended.extend(self.calendar.ending(step.tick) if step.is_decode_tick else ())
@@ -726,16 +748,8 @@ class ContinuousScheduler:
             self._num_fruitless = 0
         return outcome.build()
 
-    def _register_computed(self, step: PlanBuilder) -> None:
-        """Make the blocks that this step filled findable, in running order."""
-        computed = [chunk.seq for chunk in step.prefills]
-        computed = merged(computed, step.decodes)
-        # The tick has advanced: those that cross at the next one filled their block in this one.
-        due = merged(computed, self.calendar.crossing() if step.is_decode_tick else ())
-        for seq in due:
-            if seq.status is Status.RUNNING:
-                self._settle(seq)
-                self.allocator.register(seq.seq_id, seq.num_computed_tokens)
+    def _note_computed(self, step: PlanBuilder) -> None:
+        """The tokens of a step are computed, and not yet emitted."""
 
     def _apply_prefills(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
         for chunk in step.prefills:
@@ -753,6 +767,11 @@ class ContinuousScheduler:
                     one.is_decoding = True
                     outcome.started.append(one)
                 self._emit(one, outcome)
+
+    def _apply_decodes(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+        for seq in step.decodes:
+            if seq.status is Status.RUNNING:
+                self._emit(seq, outcome)
 
     def _fork_samples(self, group: Group, outcome: OutcomeBuilder) -> list[Sequence]:
         """Let the other samples share the blocks of the computed prompt."""
@@ -839,7 +858,7 @@ class ContinuousScheduler:
         group = seq.group
         assert group is not None
         if seq.join_tick >= 0:
-            self.calendar.leave(seq)
+            self._leave_calendar(seq)
         else:
             self.stepwise.remove(seq)
         self._free(seq)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvsim.request import Status
 from kvsim.scheduling.builder import PlanBuilder
+from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.continuous import ContinuousScheduler
 
 
@@ -28,3 +29,14 @@ class PagedScheduler(ContinuousScheduler):
             self._admit_waiting(step)
         step.is_decode_tick = not step.prefills
         return bool(step.prefills)
+
+    def _note_computed(self, step: PlanBuilder) -> None:
+        """Make the blocks that this step filled findable, in running order."""
+        if not self.enable_prefix_caching:
+            return
+        computed = merged([chunk.seq for chunk in step.prefills], step.decodes)
+        # The tick has advanced: those that cross a boundary at the next one filled their block in this one.
+        for seq in merged(computed, self.calendar.crossing() if step.is_decode_tick else ()):
+            if seq.status is Status.RUNNING:
+                self._settle(seq)
+                self.allocator.register(seq.seq_id, seq.num_computed_tokens)

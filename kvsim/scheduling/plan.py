@@ -154,6 +154,8 @@ class StepOutcome(NamedTuple):
     """Beams that were dropped: freed before their time."""
     forks: tuple[Fork, ...] = ()
     finished_requests: tuple[str, ...] = ()
+    delivered: tuple[Sequence, ...] = ()
+    """Asynchronous scheduling: tokens (counted above) for sequences that were preempted while the step ran."""
     retained: tuple[Sequence, ...] = ()
     """Static batching: those of `ended` that keep their memory until the batch ends (all of it unread from now on)."""
     released: tuple[Sequence, ...] = ()

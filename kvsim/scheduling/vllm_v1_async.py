@@ -1,0 +1,119 @@
+"""Asynchronous scheduling: step t + 1 is planned before the output of step t is known.
+
+A thin difference over `vllm_v1`. Planning counts a token as sampled (a placeholder) that the step in flight will
+deliver. A request whose last token is in flight is left out of the next plan, and keeps its blocks meanwhile; a stop
+token is not foreseen and costs one superfluous step. A victim still gets the token in flight.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from kvsim.request import Sequence, Status
+from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
+from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
+
+_rank = attrgetter("rank")
+
+
+class VllmV1AsyncScheduler(VllmV1Scheduler):
+    """Engine `vllm-v1-async`: call `schedule`, then `complete` with the plan before; every plan is completed once."""
+
+    num_stale_tokens = 0
+    """Tokens that were delivered to a preempted request."""
+    num_discarded_entries = 0
+    """Entries of applied steps whose request had ended meanwhile."""
+
+    def _begin_step(self) -> PlanBuilder:
+        for seq in self.calendar.ending(self.calendar.tick - 1):
+            if self._is_last_in_flight(seq):
+                self._leave_calendar(seq)
+                self._settle(seq)
+                insort(self.stepwise, seq, key=_rank)
+        return super()._begin_step()
+
+    def _is_last_in_flight(self, seq: Sequence) -> bool:
+        """Its last token by length is scheduled; a stop token is not foreseen."""
+        if seq.join_tick >= 0:
+            self.calendar.settle(seq)
+        limit = min(seq.request.max_output_len, self.max_model_len - seq.prompt_len)
+        return seq.num_placeholders > 0 and seq.num_output_tokens + seq.num_placeholders >= limit
+
+    def _num_wanted(self, seq: Sequence) -> int:
+        return 0 if self._is_last_in_flight(seq) else super()._num_wanted(seq)
+
+    def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
+        if self._is_last_in_flight(seq):
+            step.skipped.append(seq)
+        else:
+            super()._continue_one(seq, step)
+
+    def _due_members(self) -> Seq[Sequence]:
+        return self.calendar.crossing()
+
+    def _register_member(self, seq: Sequence) -> None:
+        """The block before the new one was completed by a token that has been delivered by now."""
+        self.allocator.register(seq.seq_id, self.calendar.position(seq))
+
+    def _note_step(self, step: PlanBuilder) -> None:
+        """Tokens sampled by this step are placeholders; who ends its prefill decodes from the next step on."""
+        for seq in step.decodes:
+            seq.num_placeholders += 1
+        for chunk in step.prefills:
+            seq = chunk.seq
+            if not chunk.is_last:
+                continue
+            seq.num_placeholders += 1
+            seq.is_decoding = True
+            if self.uses_calendar:
+                self.stepwise.remove(seq)
+                self.calendar.join(seq)
+
+    def _apply_prefills(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+        for chunk in step.prefills:
+            seq = chunk.seq
+            if not chunk.is_last:
+                self.num_discarded_entries += self._is_gone(seq)
+                continue
+            if seq.status is Status.RUNNING:
+                outcome.started.append(seq)
+            self._deliver(seq, outcome)
+
+    def _apply_decodes(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+        for seq in step.decodes:
+            self._deliver(seq, outcome)
+
+    def _is_gone(self, seq: Sequence) -> bool:
+        return seq.status is not Status.RUNNING and seq.status is not Status.WAITING
+
+    def _deliver(self, seq: Sequence, outcome: OutcomeBuilder) -> None:
+        """The token of a step in flight arrives: at a running, a preempted or a vanished sequence."""
+        if self._is_gone(seq):
+            self.num_discarded_entries += 1
+            return
+        outcome.num_emitted += 1
+        if seq.join_tick >= 0:
+            return
+        seq.num_output_tokens += 1
+        if seq.status is Status.RUNNING:
+            seq.num_placeholders -= 1
+        else:
+            self.num_stale_tokens += 1
+            outcome.delivered.append(seq)
+        if seq.num_output_tokens >= seq.output_len:
+            outcome.ended.append(seq)
+
+    def _end(self, seq: Sequence, outcome: OutcomeBuilder) -> None:
+        group = seq.group
+        assert group is not None
+        if seq.status is Status.RUNNING:
+            if self.enable_prefix_caching:
+                self._settle(seq)
+                self.allocator.register(seq.seq_id, seq.final_len)
+            super()._end(seq, outcome)
+            return
+        self.waiting.remove(group)
+        seq.status = Status.FINISHED
+        self._leave_request(group, outcome)
