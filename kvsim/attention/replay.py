@@ -28,6 +28,9 @@ from kvsim.types import BlockId, LawViolation, Ns
 TOLERANCE = 1e-5
 """Largest difference allowed between two float32 attentions that sum in a different order."""
 
+UNKNOWN: BlockId = -1
+"""A table entry that no update has named yet."""
+
 LOOK_AHEAD = 16
 """Tokens the reference computes at once beyond those asked for: it saves calls, and causality makes it harmless."""
 
@@ -37,7 +40,8 @@ class Replay:
 
     `num_blocks` and `num_host_blocks` count raw ids (a null block included). The run must be made with
     `detail=True`, so that plans list their decodes and table updates. The order within a step is: swap-outs,
-    swap-ins, block copies, then layer by layer all writes before all reads. Slots that nobody wrote hold NaN.
+    swap-ins, block copies, then layer by layer all writes before all reads. Slots that nobody wrote since their
+    block was handed out hold NaN: what an earlier owner left there is of no help, even if it happens to be right.
     """
 
     def __init__(
@@ -82,11 +86,11 @@ class Replay:
         self._release_preempted(plan)
         self._admit(plan)
         _move(self.gpu, self.host, plan.swap_out)
+        for update in plan.table_updates:
+            self._upload(update, is_hit=update.seq not in plan.resumed)
         _move(self.host, self.gpu, plan.swap_in)
         for copy in plan.copies:
             self._copy(copy)
-        for update in plan.table_updates:
-            self._upload(plan.step, update)
         self._execute(plan.step, list(self._scheduled(plan)))
         self._apply(outcome)
         self.num_steps += 1
@@ -104,19 +108,25 @@ class Replay:
             lane.table.clear()
             lane.num_stored = admission.num_hit_tokens
 
-    def _copy(self, copy: BlockCopy) -> None:
-        """Copy-on-write: what lies behind the copied tokens in the new block is nobody's, and says so."""
-        self.gpu[:, :, copy.dst] = np.nan
-        self.gpu[:, :, copy.dst, : copy.num_tokens] = self.gpu[:, :, copy.src, : copy.num_tokens]
+    def _upload(self, update: TableUpdate, *, is_hit: bool) -> None:
+        """Patch a table; entries that an update leaps over must be named by another one of the same step.
 
-    def _upload(self, step: int, update: TableUpdate) -> None:
-        table = self._lane(update.seq).table
-        if update.start > len(table):
-            raise LawViolation(
-                f"law 10: step {step}, {_name(update.seq)}, position {len(table) * self.block_size}: an update of "
-                f"table entries from {update.start} leaves a gap behind the {len(table)} there are"
-            )
+        A block that is new in a table holds nothing of use until this step writes, copies or moves something into
+        it, unless (`is_hit`) it is part of an admission's prefix hit: so it is wiped.
+        """
+        lane = self._lane(update.seq)
+        table = lane.table
+        is_admitted = is_hit and not table
+        for index, block_id in enumerate(update.block_ids, update.start):
+            is_cached = is_admitted and index * self.block_size < lane.num_stored
+            if not is_cached and block_id not in table and 0 <= block_id < self.gpu.shape[2]:
+                self.gpu[:, :, block_id] = np.nan
+        table += [UNKNOWN] * (update.start - len(table))
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
+
+    def _copy(self, copy: BlockCopy) -> None:
+        """Copy-on-write."""
+        self.gpu[:, :, copy.dst, : copy.num_tokens] = self.gpu[:, :, copy.src, : copy.num_tokens]
 
     def _scheduled(self, plan: StepPlan) -> Iterator[Work]:
         """The tokens each sequence computes in this step; they count as stored from here on."""
@@ -134,11 +144,18 @@ class Replay:
     def _work(self, step: int, lane: Lane, num_tokens: int) -> Work:
         work = Work(lane, lane.num_stored, num_tokens)
         lane.num_stored += num_tokens
+        where = f"law 10: step {step}, {_name(lane.seq)}, position"
         if lane.num_stored > len(lane.table) * self.block_size:
             raise LawViolation(
-                f"law 10: step {step}, {_name(lane.seq)}, position {lane.num_stored - 1}: its table of "
-                f"{len(lane.table)} blocks has no slot for it"
+                f"{where} {lane.num_stored - 1}: its table of {len(lane.table)} blocks has no slot for it"
             )
+        first = 0 if self.sliding_window is None else max(0, work.start + 1 - self.sliding_window)
+        for index in range(first // self.block_size, (lane.num_stored - 1) // self.block_size + 1):
+            if not 0 <= lane.table[index] < self.gpu.shape[2]:
+                raise LawViolation(
+                    f"{where} {index * self.block_size}: entry {index} of its table is block {lane.table[index]}, "
+                    f"the pool has {self.gpu.shape[2]}"
+                )
         return work
 
     def _execute(self, step: int, works: list[Work]) -> None:
@@ -147,21 +164,12 @@ class Replay:
         positions = np.concatenate([np.arange(work.start, work.start + work.num_tokens) for work in works])
         lanes = [work.lane for work in works for _ in range(work.num_tokens)]
         block_ids = np.array([lane.table[p // self.block_size] for lane, p in zip(lanes, positions, strict=True)])
-        self._check_ids(step, lanes, positions, block_ids)
         x = np.stack([lane.reference.embedding(p) for lane, p in zip(lanes, positions.tolist(), strict=True)])
         for layer in range(self.model.num_layers):
             outputs = self._attend(layer, x, works, block_ids, positions % self.block_size)
             self._compare(step, layer, outputs, works)
             x = self.model.next_layer(layer, x, outputs)
         self.num_checked_tokens += len(x)
-
-    def _check_ids(self, step: int, lanes: list[Lane], positions: Array, block_ids: Array) -> None:
-        for lane, position, block_id in zip(lanes, positions, block_ids, strict=True):
-            if not 0 <= block_id < self.gpu.shape[2]:
-                raise LawViolation(
-                    f"law 10: step {step}, {_name(lane.seq)}, position {position}: writes to block {block_id} of a "
-                    f"pool of {self.gpu.shape[2]}"
-                )
 
     def _attend(self, layer: int, x: Array, works: list[Work], block_ids: Array, slots: Array) -> Array:
         """Write the keys and values of all tokens, then read: the order that lets a step share what it computes."""
@@ -219,9 +227,8 @@ class Replay:
 
     def _apply(self, outcome: StepOutcome) -> None:
         for fork in outcome.forks:
-            parent = self._lane(fork.parent)
-            child = self._lane(fork.child)
-            child.reference = parent.reference.fork(fork.child, parent.num_stored)
+            parent, child = self._lane(fork.parent), self._lane(fork.child)
+            child.reference = parent.reference.fork(child.reference, parent.num_stored)
             child.table = list(parent.table)
             child.num_stored = parent.num_stored
         for seq in (*outcome.ended, *outcome.pruned):
@@ -268,10 +275,16 @@ class Reference:
         self._inputs = np.empty((0, model.width), np.float32)
         self._outputs: list[Array] = []
 
-    def fork(self, child: EngineSequence, num_stored: int) -> Reference:
-        """The child's reference: it has the parent's first `num_stored` tokens."""
+    def fork(self, child: Reference, num_stored: int) -> Reference:
+        """The child's reference: it has the parent's first `num_stored` tokens.
+
+        A child that is forked off anew (its group was recomputed) has said more already, and stays as it is.
+        """
         self._reach(num_stored)
-        return Reference(self.model, child, self.sliding_window, self.tokens[:num_stored])
+        inherited = self.tokens[:num_stored]
+        if child.tokens[:num_stored] == inherited:
+            return child
+        return Reference(self.model, child.seq, self.sliding_window, inherited)
 
     def embedding(self, position: int) -> Array:
         """Input of the first layer for the token at `position`."""

@@ -246,10 +246,10 @@ def test_a_table_that_wraps_around_its_window(chunk):
 
 def test_a_block_outside_the_pool_and_a_gap_in_a_table_are_noticed():
     a = make_seq(0, range(4))
-    with pytest.raises(LawViolation, match="block 8 of a pool of 8"):
+    with pytest.raises(LawViolation, match="entry 0 of its table is block 8, the pool has 8"):
         Hand().admit(a, [8])
-    with pytest.raises(LawViolation, match="leaves a gap"):
-        Hand().run(**grow(a, 1, 3))
+    with pytest.raises(LawViolation, match="position 0: entry 0 of its table is block -1"):
+        Hand().run(**admission(a, []) | grow(a, 1, 3))
 
 
 def test_a_plan_without_detail_is_refused():

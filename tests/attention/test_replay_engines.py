@@ -1,0 +1,144 @@
+"""Every engine's plans, executed: 50 random scenarios each, 300 in the deep suite; and mutants that must not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attention.replayed import EventCounts, Traits, random_scenario, replay_scenario
+
+from kvsim.memory.interface import BlockMove
+from kvsim.memory.prefix_cache import PrefixIndex
+from kvsim.scheduling.paged import PagedScheduler
+from kvsim.scheduling.plan import StepPlan
+from kvsim.types import LawViolation
+
+PAGED = Traits(
+    forks=True,
+    beams=True,
+    swaps=True,
+    prefix_caching=True,
+    choices={
+        "admission": ["full_prompt", "first_chunk"],
+        "engine_loop": ["calendar", "plain"],
+        "long_prefill_token_threshold": [0, 0, 5],
+        "preemption": ["recompute", "swap"],
+        "prefill_first": [False, False, True],
+        "scheduling_policy": ["fcfs", "priority"],
+        "watermark": [0.0, 0.1],
+    },
+)
+
+ENGINES: dict[str, tuple[Callable[..., Any], Traits]] = {"paged": (PagedScheduler, PAGED)}
+
+MUST_HAPPEN = {
+    "paged": ("preemptions", "resumed", "copies", "swapped_in_blocks", "hit_tokens", "forks", "pruned", "chunks"),
+}
+"""What the random scenarios of an engine are good for; a generator that lost it would prove nothing."""
+
+
+def replay_all(engine: str, seeds: range) -> None:
+    make_scheduler, traits = ENGINES[engine]
+    total = EventCounts()
+    for seed in seeds:
+        try:
+            _, counts = replay_scenario(random_scenario(seed, traits), make_scheduler)
+        except LawViolation as violation:
+            raise AssertionError(f"{engine}, seed {seed}: {violation}") from violation
+        total += counts
+    assert total.finished > 2 * len(seeds)
+    for event in MUST_HAPPEN[engine]:
+        assert getattr(total, event) >= len(seeds) // 5, (event, total)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_attention_over_real_plans_is_dense_attention(engine):
+    replay_all(engine, range(50))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("engine", ENGINES)
+def test_attention_over_many_real_plans_is_dense_attention(engine):
+    replay_all(engine, range(1000, 1300))
+
+
+def skip_first_copy(plan: StepPlan) -> StepPlan | None:
+    """Leave out a copy that somebody needs: one into a block that a table names (a victim's copy is for nobody)."""
+    named = {block_id for update in plan.table_updates for block_id in update.block_ids}
+    needed = [copy for copy in plan.copies if copy.dst in named]
+    return plan._replace(copies=tuple(copy for copy in plan.copies if copy != needed[0])) if needed else None
+
+
+def swap_into_the_neighbour(plan: StepPlan) -> StepPlan | None:
+    if not plan.swap_in:
+        return None
+    first, *others = plan.swap_in
+    taken = {move.dst for move in others} | {first.dst}
+    wrong = next(block_id for block_id in range(len(taken) + 1) if block_id not in taken)
+    return plan._replace(swap_in=(BlockMove(first.src, wrong), *others))
+
+
+class Tampered:
+    """A replay that gets the first plan of a kind in a wrong form."""
+
+    def __init__(self, replay, tamper: Callable[[StepPlan], StepPlan | None]) -> None:
+        self.replay = replay
+        self.tamper = tamper
+        self.is_done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.replay, name)
+
+    def on_step(self, plan, outcome, start_ns, end_ns):
+        tampered = None if self.is_done else self.tamper(plan)
+        self.is_done = self.is_done or tampered is not None
+        self.replay.on_step(tampered or plan, outcome, start_ns, end_ns)
+
+
+def count_caught(tamper: Callable[[StepPlan], StepPlan | None], seeds: range) -> tuple[int, int]:
+    """(scenarios in which there was something to tamper with, those in which the replay noticed)."""
+    num_tampered = num_caught = 0
+    for seed in seeds:
+        seen: list[Tampered] = []
+
+        def wrap(replay, seen=seen):
+            seen.append(Tampered(replay, tamper))
+            return seen[0]
+
+        try:
+            replay_scenario(random_scenario(seed, PAGED), PagedScheduler, wrap=wrap)
+        except LawViolation:
+            num_caught += 1
+        num_tampered += seen[0].is_done
+    return num_tampered, num_caught
+
+
+def test_one_skipped_copy_never_passes():
+    num_tampered, num_caught = count_caught(skip_first_copy, range(30))
+    assert num_caught == num_tampered > 10
+
+
+def test_one_swap_into_the_wrong_block_never_passes():
+    num_tampered, num_caught = count_caught(swap_into_the_neighbour, range(60))
+    assert num_caught == num_tampered > 5
+
+
+def test_a_hash_without_the_parent_is_noticed(monkeypatch):
+    """Blocks found by their own tokens alone, whatever stands before them."""
+    add = PrefixIndex.add
+
+    def find_anywhere(self, keys, max_blocks):
+        found = []
+        for index in range(min(max_blocks, keys.num_full_blocks(1 << 62))):
+            node = self.root.children.get(keys.link(index))
+            if node is None or not node.carriers:
+                break
+            found.append(node.carriers[0])
+        return found
+
+    monkeypatch.setattr(PrefixIndex, "add", lambda self, block_id, parent, link: add(self, block_id, self.root, link))
+    monkeypatch.setattr(PrefixIndex, "find", find_anywhere)
+    monkeypatch.setattr(PrefixIndex, "is_path", lambda self, block_ids: True)
+    with pytest.raises(AssertionError, match="law 10"):
+        replay_all("paged", range(50))
