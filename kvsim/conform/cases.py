@@ -1,9 +1,228 @@
-"""Recorded cases on disk: finding them, telling their formats apart, and refusing what cannot be replayed."""
+"""Recorded cases on disk: finding them, telling their formats apart, and refusing what cannot be replayed.
+
+The checks below cover what a replay reads, so that a wrong file is named with what is wrong in it, and a fault of
+ours is never mistaken for one.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
 from kvsim.types import KvsimError
+
+Kind: TypeAlias = Literal["bm", "sched", "v1"]
+
+BM_ARITY = {
+    "group": 3, "can_alloc": 1, "can_append": 1, "can_swap_out": 1, "can_swap_in": 1, "alloc": 1, "append": 1,
+    "fork": 2, "free": 1, "recompute": 1, "swap_out": 1, "swap_in": 1,
+}  # fmt: skip
+"""Operations of a block-manager case and how many arguments each takes."""
 
 
 class CaseError(KvsimError):
     """A case file is missing, or does not say what its format asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case file: where it lies, its format, and its content."""
+
+    path: Path
+    kind: Kind
+    data: dict[str, Any]
+
+
+def find_cases(paths: Iterable[str | Path]) -> list[Path]:
+    """Every case file among files and folders (searched through), in order. Raises CaseError, naming the path."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.rglob("*.json"))
+            if not inside:
+                raise CaseError(f"{path}: no *.json case in this folder")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise CaseError(f"{path}: no such file or folder")
+    if not found:
+        raise CaseError("no cases: name a case file, or a folder of them")
+    return found
+
+
+def load_case(path: Path) -> Case:
+    """Read and check one case. Raises CaseError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CaseError(f"{path}: not JSON: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaseError(f"{path}: cannot be read: {error}") from None
+    try:
+        return _checked(path, data)
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None
+
+
+def _checked(path: Path, data: Any) -> Case:
+    kind = _kind_of(data)
+    _CHECKS[kind](data)
+    data.setdefault("name" if kind == "v1" else "id", path.stem)
+    return Case(path, kind, data)
+
+
+def _kind_of(data: Any) -> Kind:
+    if not isinstance(data, dict):
+        raise CaseError(f"a case is a JSON object, this is {_shown(data)}")
+    if data.get("kind") in ("bm", "sched"):
+        return "bm" if data["kind"] == "bm" else "sched"
+    if "kind" in data:
+        raise CaseError(f"kind {data['kind']!r} is unknown; it is bm or sched")
+    if {"config", "requests", "expected"} & data.keys():
+        return "v1"
+    raise CaseError('not a case: it has neither "kind" (bm, sched) nor "config", "requests" and "expected" (v1)')
+
+
+def _check_bm(case: dict[str, Any]) -> None:
+    _check_pool(_get(case, "", "cfg", dict))
+    ops, out = _get(case, "", "ops", list), _get(case, "", "out", list)
+    if len(ops) != len(out):
+        raise CaseError(f"{len(ops)} ops, but {len(out)} out")
+    for index, op in enumerate(ops):
+        if not (isinstance(op, list) and op and op[0] in BM_ARITY):
+            raise CaseError(f"ops[{index}]: {_shown(op)} is no operation; those are {', '.join(BM_ARITY)}")
+        if len(op) != 1 + BM_ARITY[op[0]] or not all(map(_is_int, op[1:])):
+            raise CaseError(f"ops[{index}]: {op[0]} takes {BM_ARITY[op[0]]} integers, not {_shown(op[1:])}")
+        if not isinstance(out[index], list):
+            raise CaseError(f"out[{index}]: {_shown(out[index])} is no list")
+
+
+def _check_sched(case: dict[str, Any]) -> None:
+    cfg = _get(case, "", "cfg", dict)
+    _check_pool(cfg)
+    for key, least in (("mns", 1), ("mnbt", 1), ("mpad", 0), ("mml", 1)):
+        _integer(cfg, "cfg.", key, least)
+    groups = _get(case, "", "groups", list)
+    for index, group in enumerate(groups):
+        _check_group(group, f"groups[{index}]")
+    numbers = [group["g"] for group in groups]
+    if len(set(numbers)) < len(numbers):
+        raise CaseError(f"groups: numbers are not distinct: {_shown(numbers)}")
+    for index, abort in enumerate(_get(case, "", "aborts", list)):
+        if not (isinstance(abort, list) and len(abort) == 2 and all(map(_is_int, abort))):
+            raise CaseError(f"aborts[{index}]: {_shown(abort)} is not [step, group]")
+    _check_records(_get(case, "", "steps", list), "steps")
+
+
+def _check_pool(cfg: dict[str, Any]) -> None:
+    for key, least in (("bs", 1), ("gpu", 1), ("cpu", 0)):
+        _integer(cfg, "cfg.", key, least)
+    if not _is_number(cfg.get("wm")) or not 0 <= cfg["wm"] <= 1:
+        raise CaseError(f"cfg.wm: {_shown(cfg.get('wm'))} is not a fraction")
+    window = cfg.get("sw")
+    if window is not None and not (_is_int(window) and window > 0 and window % cfg["bs"] == 0):
+        raise CaseError(f"cfg.sw: {_shown(window)} is not a multiple of the block size {cfg['bs']}")
+
+
+def _check_group(group: Any, where: str) -> None:
+    if not isinstance(group, dict):
+        raise CaseError(f"{where}: {_shown(group)} is no object")
+    for key, least in (("g", 0), ("at", 0), ("plen", 1), ("n", 1)):
+        _integer(group, f"{where}.", key, least)
+    if not _is_number(group.get("arr")):
+        raise CaseError(f"{where}.arr: {_shown(group.get('arr'))} is no number")
+    mode = group.get("mode")
+    if mode not in ("greedy", "par", "beam"):
+        raise CaseError(f"{where}.mode: {_shown(mode)} is unknown; it is greedy, par or beam")
+    if mode == "beam":
+        for step, moves in enumerate(_get(group, f"{where}.", "ev", list)):
+            if not (isinstance(moves, list) and all(map(_is_move, moves))):
+                raise CaseError(
+                    f'{where}.ev[{step}]: {_shown(moves)} is no list of ["k", parent, child] and ["f", beam]'
+                )
+        return
+    lengths = _get(group, f"{where}.", "out", list)
+    if len(lengths) != group["n"] or not all(_is_int(length) and length > 0 for length in lengths):
+        raise CaseError(f"{where}.out: {_shown(lengths)} is not {group['n']} output lengths of at least 1")
+
+
+def _check_v1(case: dict[str, Any]) -> None:
+    config = _get(case, "", "config", dict)
+    for key in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        _integer(config, "config.", key, 1)
+    for key in ("enable_prefix_caching", "enable_chunked_prefill"):
+        _get(config, "config.", key, bool)
+    if config.get("policy") not in ("fcfs", "priority"):
+        raise CaseError(f"config.policy: {_shown(config.get('policy'))} is unknown; it is fcfs or priority")
+    requests = _get(case, "", "requests", list)
+    for index, request in enumerate(requests):
+        _check_request(request, f"requests[{index}]")
+    names = [request["id"] for request in requests]
+    if len(set(names)) < len(names):
+        raise CaseError(f"requests: ids are not distinct: {_shown(names)}")
+    expected = _get(case, "", "expected", dict)
+    _check_records(_get(expected, "expected.", "steps", list), "expected.steps")
+    _get(expected, "expected.", "end", dict)
+
+
+def _check_request(request: Any, where: str) -> None:
+    if not isinstance(request, dict):
+        raise CaseError(f"{where}: {_shown(request)} is no object")
+    _get(request, f"{where}.", "id", str)
+    _integer(request, f"{where}.", "arrival_step", 0)
+    for key in ("prompt_token_ids", "output_token_ids"):
+        tokens = _get(request, f"{where}.", key, list)
+        if not tokens or not all(map(_is_int, tokens)):
+            raise CaseError(f"{where}.{key}: {_shown(tokens)} is not a list of token ids")
+
+
+def _check_records(records: list[Any], where: str) -> None:
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise CaseError(f"{where}[{index}]: {_shown(record)} is no record")
+        _integer(record, f"{where}[{index}].", "t", 0)
+
+
+def _get(holder: dict[str, Any], where: str, key: str, kind: type) -> Any:
+    if key not in holder:
+        raise CaseError(f"{where}{key} is missing")
+    if not isinstance(holder[key], kind):
+        raise CaseError(f"{where}{key}: {_shown(holder[key])} is no {_TYPE_NAMES[kind]}")
+    return holder[key]
+
+
+def _integer(holder: dict[str, Any], where: str, key: str, least: int) -> None:
+    if key not in holder:
+        raise CaseError(f"{where}{key} is missing")
+    if not _is_int(holder[key]) or holder[key] < least:
+        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not an integer of at least {least}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _is_move(move: Any) -> bool:
+    return (
+        isinstance(move, list)
+        and bool(move)
+        and (move[0], len(move)) in (("k", 3), ("f", 2))
+        and all(map(_is_int, move[1:]))
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_TYPE_NAMES: dict[type, str] = {dict: "object", list: "list", str: "string", bool: "boolean"}
+_CHECKS: dict[Kind, Callable[[dict[str, Any]], None]] = {"bm": _check_bm, "sched": _check_sched, "v1": _check_v1}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from kvsim.conform.cases import CaseError
 from kvsim.conform.result import CaseResult, Mismatch
@@ -108,7 +108,7 @@ class WatchedAllocator(PagedAllocator):
 class SchedulerReplay:
     """Drives one scheduler through the arrivals and aborts of a case; `records()` are what the recorder would write."""
 
-    def __init__(self, case: dict[str, Any], engine_loop: Literal["calendar", "plain"]) -> None:
+    def __init__(self, case: dict[str, Any], engine_loop: str) -> None:
         cfg = case["cfg"]
         self.allocator = WatchedAllocator(cfg)
         self.scheduler = self.allocator.scheduler = VllmV0Scheduler(
@@ -257,7 +257,7 @@ class SchedulerReplay:
         return [_group_id(group) for group in groups]
 
 
-def replay(case: dict[str, Any], *, engine_loop: Literal["calendar", "plain"] = "calendar") -> CaseResult:
+def replay(case: dict[str, Any], *, engine_loop: str = "calendar") -> CaseResult:
     """Replay one case of kind `sched`; stops at the first recorded field that differs."""
     driver = SchedulerReplay(case, engine_loop)
     num_fields = 0
