@@ -1,0 +1,147 @@
+"""The command line. Each command is a module of its own, imported only when it is called.
+
+To add a command: write `kvsim/cli/NAME.py` with a typer function `command`, and give it a line in `COMMANDS`.
+Nothing below this package prints or exits; a `KvsimError` that reaches `main` becomes one message and exit code 2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer import Exit, Option
+
+COMMANDS = {
+    "run": "Simulate a scenario and write its results.",
+    "compare": "Run the same workload under several engines, side by side.",
+    "validate": "Check a scenario without running it.",
+    "schema": "Print the JSON Schema of scenario files, for editors.",
+    "init": "Write a commented scenario to start from.",
+    "sweep": "Run a grid of scenarios.",
+    "advise": "Answer the common questions about a workload by simulation.",
+    "capacity": "How many KV blocks and tokens a model leaves on a GPU.",
+    "trace": "Describe or convert a request trace.",
+    "conform": "Replay recorded engine decisions and compare every field.",
+    "calibrate": "Fit a cost profile to kernel measurements.",
+    "validate-run": "Simulate a recorded engine run and compare predicted with measured.",
+    "explain": "The life of one request in words.",
+    "journal": "Ask the block journal (events.csv) what happened.",
+    "plot": "Draw the pictures of a results folder.",
+    "report": "Write a self-contained page for a results folder.",
+    "reproduce": "Reproduce the figures of the PagedAttention paper.",
+    "bench": "Measure the simulator's speed.",
+}
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_TERMINATED = 143
+SHOW_TRACEBACK = "KVSIM_TRACEBACK"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 done, 2 bad input, 130 interrupted, 1 anything else."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _fail("interrupted: nothing was written that was not whole", EXIT_INTERRUPTED)
+    except MemoryError:
+        return _fail("out of memory: make the scenario smaller, or record less (--record summary)", EXIT_BAD_INPUT)
+    except Exception as error:
+        return _explain(error)
+
+
+def _dispatch(args: list[str]) -> int:
+    app = _build_app(args)
+    try:
+        code = typer.main.get_command(app).main(args=args, prog_name="kvsim", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return code if isinstance(code, int) else 0
+
+
+def _build_app(args: list[str]) -> Any:
+    """The application in which only the command that is called is more than its name and its help line."""
+    app = typer.Typer(
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    called = next((arg for arg in args if not arg.startswith("-")), None)
+    app.callback(help="A wind tunnel for KV-cache allocators: paged against contiguous memory, no GPU needed.")(_root)
+    for name, help_line in COMMANDS.items():
+        if _exists(name):
+            function = _load(name) if name == called else _not_called
+            app.command(name, help=None if name == called and function.__doc__ else help_line)(function)
+    return app
+
+
+def _root(version: Annotated[bool, Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    if version:
+        from kvsim import __version__
+
+        print(f"kvsim {__version__}")
+        raise Exit()
+
+
+def _not_called() -> None:
+    """Stands for a command in the list that `--help` prints."""
+
+
+def _exists(name: str) -> bool:
+    return find_spec(_module_of(name)) is not None
+
+
+def _module_of(name: str) -> str:
+    return f"{__name__}.{name.replace('-', '_')}"
+
+
+def _load(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = importlib.import_module(_module_of(name)).command
+    return function
+
+
+def _explain(error: Exception) -> int:
+    from kvsim.types import KvsimError, LawViolation
+
+    if os.environ.get(SHOW_TRACEBACK):
+        raise error
+    if isinstance(error, KvsimError):
+        return _fail(str(error), EXIT_BAD_INPUT)
+    show: Callable[[], None] | None = getattr(error, "show", None)
+    if show is not None and isinstance(code := getattr(error, "exit_code", None), int):
+        show()
+        return code
+    if isinstance(error, LawViolation):
+        return _fail(f"a law does not hold: {error}", 1)
+    return _fail(
+        f"this is a fault of kvsim: {type(error).__name__}: {error} (set {SHOW_TRACEBACK}=1 to see where)", 1
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    try:
+        print(f"error: {message}", file=sys.stderr)
+    except OSError:
+        return code
+    return code
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """A polite kill: leave through the `finally` clauses, so that half-written results go."""
+    raise SystemExit(EXIT_TERMINATED)
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout once more at exit; whoever read it is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

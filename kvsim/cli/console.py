@@ -1,0 +1,64 @@
+"""What the commands print: tables of text, warnings, and a progress bar where somebody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+Progress = Callable[[int, int], None]
+
+
+def say(text: str = "") -> None:
+    """A line for the reader, on stdout."""
+    print(text)
+
+
+def warn(text: str) -> None:
+    """A line beside the results, on stderr."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None) -> str:
+    """Columns side by side: the first one left-aligned, the others right-aligned."""
+    lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = []
+    for index, line in enumerate(lines):
+        cells = [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        text.append("  ".join(cells).rstrip())
+        if header and index == 0:
+            text.append("  ".join("-" * width for width in widths))
+    return "\n".join(text)
+
+
+def list_files(folder: Path, depth: int = 1) -> str:
+    """The files of a results folder on a few lines: tables, then pictures, then the rest."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    kinds = {"tables": (".csv",), "pictures": (".png", ".svg"), "figures": (".json",), "pages": (".html",)}
+    lines = []
+    for kind, suffixes in kinds.items():
+        chosen = [name for name in names if name.endswith(suffixes)]
+        if chosen:
+            shown = chosen if len(chosen) <= 6 else [*chosen[:5], f"... ({len(chosen)} in all)"]
+            lines.append(f"  {kind:9} {', '.join(shown)}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Progress | None]:
+    """A bar on stderr that `(done, total)` moves; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield tell

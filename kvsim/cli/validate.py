@@ -1,0 +1,28 @@
+"""`kvsim validate`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from kvsim.cli import console
+from kvsim.cli.options import ScenarioPath, Sets
+
+
+def command(
+    scenario: ScenarioPath,
+    sets: Sets = [],  # noqa: B006
+    engine: Annotated[str | None, Option("--engine", help="Another engine than the file's.", show_default=False)] = None,
+    resolved: Annotated[bool, Option("--resolved", help="Print every value and where it came from.")] = False,
+) -> None:
+    """Check a scenario without running it; classes of your own are not imported."""
+    from kvsim.scenario.resolve import load_scenario
+
+    found = load_scenario(scenario, sets, engine=engine)
+    for text in found.warnings:
+        console.warn(text)
+    if resolved:
+        console.say(found.to_yaml().rstrip())
+    else:
+        console.say(f"{scenario}: valid (engine {found.scenario.engine})")
