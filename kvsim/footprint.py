@@ -1,0 +1,86 @@
+"""How much memory a run needs at least, said before it starts, and the bound that holds while it runs."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvsim.scenario.units import SIZE_EXAMPLES, parse_bytes
+from kvsim.types import ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.scenario.resolve import ResolvedScenario
+    from kvsim.scenario.schema import Scenario
+
+BASE_BYTES = 80_000_000
+"""The interpreter and its libraries."""
+BLOCK_BYTES = {"paged": 120, "contiguous": 0}
+"""Per block (measured): a reference count, a place in the free list, what the prefix index keeps."""
+REQUEST_BYTES = 700
+"""Per request (measured): its lengths and times, and its row of requests.csv."""
+STEP_BYTES = 27 * 8
+"""Per recorded step: its columns."""
+
+
+def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -> None:
+    """Bound the process to `max_memory` (a size), and refuse a scenario that needs more, or more than there is.
+
+    Raises ScenarioError with what it needs and what to change.
+    """
+    limit = available_bytes()
+    source = "the machine has"
+    if max_memory is not None:
+        limit, source = _parse_limit(max_memory), "--max-memory allows"
+    needed = least_bytes(resolved.scenario)
+    if needed > limit:
+        raise ScenarioError(
+            f"{resolved.document.source}: needs at least {_gib(needed)} of memory, {source} {_gib(limit)}: "
+            "take fewer blocks or requests, or --record summary"
+        )
+    if max_memory is not None:
+        _bound(limit)
+
+
+def least_bytes(scenario: Scenario) -> int:
+    """Bytes a run needs at least: what is known before it starts."""
+    from kvsim.registry import Pool
+
+    pool = Pool(scenario)
+    per_block = BLOCK_BYTES.get(scenario.allocator.type, 0)
+    num_blocks = pool.num_blocks + pool.num_host_blocks
+    num_requests = getattr(scenario.workload, "num_requests", None) or 0
+    num_steps = num_requests // max(1, getattr(scenario.scheduler, "max_num_seqs", 1))
+    steps = num_steps * STEP_BYTES if "steps" in scenario.record else 0
+    return BASE_BYTES + num_blocks * per_block + num_requests * REQUEST_BYTES + steps
+
+
+def available_bytes() -> int:
+    """Memory of this machine, or of the control group it is confined to."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
+
+
+def _parse_limit(text: str) -> int:
+    try:
+        limit = parse_bytes(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise ScenarioError(f"--max-memory {text}: {error}") from None
+    if limit <= 0:
+        raise ScenarioError(f"--max-memory {text}: must be above 0: give {SIZE_EXAMPLES}")
+    return limit
+
+
+def _bound(limit: int) -> None:
+    """The operating system refuses more; Python then raises MemoryError, which the command line explains."""
+    with suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB"

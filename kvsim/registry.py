@@ -1,0 +1,350 @@
+"""From a scenario to the objects that run it: allocator, scheduler, cost model, source of requests.
+
+A policy's keywords are its configuration: the scenario has checked the built-in ones, and `package.module:Name`
+gets its own. Classes of the user's are imported here, that is, only when a scenario is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kvsim.scenario.fields import Custom, is_import_path
+from kvsim.scenario.schema import (
+    ContiguousMemory,
+    ContinuousScheduler,
+    KernelCostConfig,
+    LinearCostConfig,
+    NoEvictScheduler,
+    PagedMemory,
+    RooflineCostConfig,
+    Scenario,
+    StaticScheduler,
+    VllmV0Scheduler,
+    VllmV1Scheduler,
+)
+from kvsim.types import KvsimError, ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
+    from kvsim.cost.interface import CostModel
+    from kvsim.memory.geometry import ModelGeometry
+    from kvsim.memory.interface import KVAllocator
+    from kvsim.scheduling.interface import Scheduler
+    from kvsim.workload.source import Source
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The parts of one simulation."""
+
+    scheduler: Scheduler
+    cost: CostModel
+    source: Source
+    bytes_per_token: int
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the parts have to say about themselves after a run: skipped rows, a profile left behind."""
+        return (*self.source.notes, *getattr(self.cost, "warnings", tuple)())
+
+
+def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> Engine:
+    """Make the parts of a scenario. `detail` fills every plan; `journal` observes every block. Raises ScenarioError."""
+    pool = Pool(scenario)
+    allocator = make_allocator(scenario, pool, journal)
+    scheduler = make_scheduler(scenario, allocator, pool, detail=detail)
+    return Engine(scheduler, make_cost(scenario, pool), make_source(scenario), pool.bytes_per_token)
+
+
+class Pool:
+    """How much KV memory a scenario has: bytes turned into blocks and slots."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.block_size = cast(int, getattr(scenario.allocator, "block_size", None) or _custom_block_size(scenario))
+
+    @cached_property
+    def geometry(self) -> ModelGeometry:
+        """The model's KV geometry."""
+        from kvsim.catalog import load_model
+
+        model = self.scenario.model
+        if isinstance(model, str):
+            return load_model(model)
+        return load_model({key: value for key, value in model.model_dump().items() if value is not None})
+
+    @cached_property
+    def gpu(self) -> GpuSpec:
+        """The GPU, from the catalog or as the scenario describes it."""
+        from kvsim.catalog import GpuSpec, load_gpu
+
+        gpu = self.scenario.gpu
+        if isinstance(gpu, str):
+            return load_gpu(gpu)
+        return GpuSpec(gpu.name or "gpu", gpu.memory, 0.0, 0.0, 0, 0.0)
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV per token on one rank."""
+        scenario = self.scenario
+        return self.geometry.bytes_per_token(scenario.kv_cache_dtype, scenario.tensor_parallel_size)
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks as configured, a null block included."""
+        memory = self.scenario.memory
+        if memory.num_gpu_blocks_override is not None:
+            return memory.num_gpu_blocks_override
+        kv_bytes = memory.kv_cache_memory_bytes
+        return self._num_blocks_in(self._kv_bytes_of_gpu() if kv_bytes is None else kv_bytes)
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens the pool holds; contiguous engines get exactly these."""
+        return self.num_blocks * self.block_size
+
+    @cached_property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory for swapping."""
+        memory = self.scenario.memory
+        if memory.num_cpu_blocks_override is not None:
+            return memory.num_cpu_blocks_override
+        return self._num_blocks_in(memory.swap_space) if memory.swap_space else 0
+
+    @cached_property
+    def max_model_len(self) -> int | None:
+        """The scenario's limit, else the model's, else none."""
+        limit = getattr(self.scenario.scheduler, "max_model_len", None)
+        return self.geometry.max_model_len if limit is None else int(limit)
+
+    def _num_blocks_in(self, num_bytes: int) -> int:
+        from kvsim.memory.geometry import num_gpu_blocks
+
+        return num_gpu_blocks(num_bytes, self.block_size, self.bytes_per_token)
+
+    def _kv_bytes_of_gpu(self) -> int:
+        from kvsim.capacity import kv_cache_bytes
+
+        scenario = self.scenario
+        return kv_cache_bytes(self.geometry, self.gpu, scenario)
+
+
+def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAllocator:
+    """The scenario's allocator over its memory. Raises ScenarioError."""
+    config = scenario.allocator
+    _check_pool(scenario, pool)
+    if isinstance(config, PagedMemory):
+        from kvsim.memory.paged import PagedAllocator
+
+        return PagedAllocator(
+            pool.num_blocks,
+            config.block_size,
+            num_host_blocks=pool.num_host_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            free_list=config.free_list,
+            sliding_window=config.sliding_window,
+            null_block=config.null_block,
+            upstream_faults=scenario.upstream_faults,
+            journal=journal,
+        )
+    if isinstance(config, ContiguousMemory):
+        from kvsim.memory.contiguous import ContiguousAllocator
+
+        return ContiguousAllocator(
+            pool.num_slots, placement=config.placement, compaction=config.compaction, journal=journal
+        )
+    given = {"num_blocks": pool.num_blocks, "block_size": pool.block_size, "num_host_blocks": pool.num_host_blocks}
+    return cast("KVAllocator", _make_custom("allocator", config, (), given))
+
+
+def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, detail: bool = False) -> Scheduler:
+    """The scenario's scheduler over an allocator. Raises ScenarioError."""
+    config = scenario.scheduler
+    if isinstance(config, Custom):
+        given = {"max_model_len": pool.max_model_len, "detail": detail, "engine_loop": scenario.engine_loop}
+        return cast("Scheduler", _make_custom("scheduler", config, (allocator,), given))
+    keywords = {name: value for name, value in config.model_dump().items() if name != "type"}
+    keywords |= {"max_model_len": pool.max_model_len, "detail": detail}
+    make = _SCHEDULERS[type(config)]
+    return make(config, allocator, keywords, scenario)
+
+
+def _continuous(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.scheduling.paged import PagedScheduler
+
+    if config.reservation is not None:
+        keywords["reservation"] = _reservation(config.reservation, keywords["max_model_len"])
+    for name in ("preemption", "victim", "queue_order", "gate"):
+        keywords[name] = _policy(keywords[name], name)
+    return PagedScheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario))
+
+
+def _static(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.scheduling.static import StaticScheduler
+
+    keywords["reservation"] = _reservation(config.reservation, keywords["max_model_len"])
+    return cast("Scheduler", StaticScheduler(allocator, **keywords))
+
+
+def _no_evict(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.scheduling.no_evict import NoEvictScheduler
+
+    return NoEvictScheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario))
+
+
+def _vllm_v0(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
+
+    keywords["max_model_len"] = keywords["max_model_len"] or allocator.num_blocks * allocator.block_size
+    if keywords["max_num_batched_tokens"] is None:
+        keywords["max_num_batched_tokens"] = max(keywords["max_model_len"], 2048)
+    keywords["preemption"] = _policy(keywords["preemption"], "preemption")
+    return cast("Scheduler", VllmV0Scheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario)))
+
+
+def _vllm_v1(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
+    from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
+
+    keywords["reserve_full_isl"] = keywords.pop("scheduler_reserve_full_isl")
+    make = VllmV1AsyncScheduler if config.type == "vllm-v1-async" else VllmV1Scheduler
+    return make(allocator, **keywords, **_common(scenario))
+
+
+_SCHEDULERS: dict[type, Callable[[Any, Any, dict[str, Any], Scenario], Scheduler]] = {
+    ContinuousScheduler: _continuous,
+    StaticScheduler: _static,
+    NoEvictScheduler: _no_evict,
+    VllmV0Scheduler: _vllm_v0,
+    VllmV1Scheduler: _vllm_v1,
+}
+
+
+def _common(scenario: Scenario) -> dict[str, Any]:
+    return {
+        "watermark": getattr(scenario.allocator, "watermark", 0.0),
+        "engine_loop": scenario.engine_loop,
+        "upstream_faults": scenario.upstream_faults,
+    }
+
+
+def _beam_policy(scenario: Scenario) -> Any:
+    from kvsim.workload.beam import beam_policy
+
+    sampling = getattr(scenario.workload, "sampling", None)
+    return beam_policy(1.0 if sampling is None else sampling.theta)
+
+
+def _reservation(name: str, max_model_len: int | None) -> Any:
+    from kvsim.scheduling.reservations import make_reservation
+
+    if max_model_len is None:
+        raise ScenarioError("scheduler.max_model_len: is not given, and the model has none; reservations need it")
+    return make_reservation(name, max_model_len)
+
+
+def _policy(value: Any, name: str) -> Any:
+    """A built-in policy keeps its name; `package.module:name` becomes the function."""
+    from kvsim.scheduling import policies
+
+    if is_import_path(value):
+        return import_object(value, f"scheduler.{name}")
+    if isinstance(value, str) and name in ("victim", "queue_order"):
+        return getattr(policies, value)
+    return value
+
+
+def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
+    """The scenario's cost model. Raises ScenarioError."""
+    config = scenario.cost
+    if isinstance(config, LinearCostConfig):
+        from kvsim.cost.linear import LinearCost
+
+        keywords = config.model_dump(exclude={"type"})
+        return LinearCost(**keywords, bytes_per_token=pool.bytes_per_token, block_size=pool.block_size)
+    if isinstance(config, Custom):
+        given = {"bytes_per_token": pool.bytes_per_token, "block_size": pool.block_size}
+        return cast("CostModel", _make_custom("cost", config, (), given))
+    return _kernel_cost(config, scenario, pool)
+
+
+def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:
+    from kvsim.cost.kernels import make_kernel_cost
+
+    return make_kernel_cost(config, scenario, pool)
+
+
+def make_source(scenario: Scenario) -> Source:
+    """The scenario's requests. Raises ScenarioError, also for a workload without any."""
+    workload = scenario.workload
+    if isinstance(workload, Custom):
+        source = cast("Source", _make_custom("workload", workload, (), {"seed": scenario.seed}))
+    else:
+        from kvsim.workload import build_source
+
+        source = build_source(workload.model_dump(exclude_defaults=False), scenario.seed)
+    if source.next_ns() is None and source.num_left == 0:
+        raise ScenarioError("workload: is empty: no request ever comes; check first, window and the trace")
+    return source
+
+
+def _check_pool(scenario: Scenario, pool: Pool) -> None:
+    smallest = 2 if getattr(scenario.allocator, "null_block", False) else 1
+    if pool.num_blocks < smallest:
+        raise ScenarioError(
+            f"memory: holds {pool.num_blocks} blocks of {pool.block_size} tokens "
+            f"({pool.bytes_per_token:,} bytes a token); at least {smallest} is needed: "
+            "give it more memory, or allocator.block_size a smaller value"
+        )
+
+
+def import_object(path: str, key: str) -> Any:
+    """What `package.module:name` names. Raises ScenarioError if it cannot be imported."""
+    module_name, _, name = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ScenarioError(
+            f"{key}: cannot import {module_name!r}: {type(error).__name__}: {error}; "
+            "it must be installed, or lie in the working directory"
+        ) from error
+    if not hasattr(module, name):
+        raise ScenarioError(f"{key}: module {module_name!r} has no {name!r}")
+    return getattr(module, name)
+
+
+def _make_custom(key: str, config: Custom, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    """Call a class of the user's with its own keywords, and those of `given` that it takes."""
+    make = import_object(config.type, f"{key}.type")
+    accepted = _keywords_of(make)
+    offered = {name: value for name, value in given.items() if accepted is None or name in accepted}
+    if accepted is not None and (unknown := [name for name in config.keywords if name not in accepted]):
+        raise ScenarioError(f"{key}: {config.type} does not take {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+    try:
+        return make(*args, **(offered | config.keywords))
+    except KvsimError:
+        raise
+    except Exception as error:
+        raise ScenarioError(f"{key}: {config.type} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _keywords_of(make: Callable[..., Any]) -> set[str] | None:
+    """Names it can be called with; None if it takes any."""
+    parameters = inspect.signature(make).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+
+
+def _custom_block_size(scenario: Scenario) -> int:
+    keywords = scenario.allocator.keywords if isinstance(scenario.allocator, Custom) else {}
+    block_size = keywords.get("block_size", 16)
+    return block_size if isinstance(block_size, int) and block_size > 0 else 16
