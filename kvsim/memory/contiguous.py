@@ -227,7 +227,7 @@ class ContiguousAllocator:
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
         """A no-op: there is no prefix cache."""
 
-    def fork(self, parent_id: SeqId, child_id: SeqId) -> None:
+    def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
         """Copy the parent's tokens into the child's own region; see the class for where that comes from.
 
         Raises NoHole, or AllocatorError if the child's region is filled already or too small; nothing is changed then.
