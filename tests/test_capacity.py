@@ -1,0 +1,211 @@
+"""Capacity: reported cases, logged start-ups, and the errors that say which number to change."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from kvsim.capacity import capacity, command, estimate_activation_bytes
+from kvsim.catalog import GIB, load_model
+from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
+from kvsim.types import ScenarioError
+
+PLANNER = {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128, "dtype": "float16"}
+
+
+def plan(kv_gib, max_model_len, **flags):
+    return capacity(PLANNER, kv_cache_memory_bytes=int(kv_gib * GIB), max_model_len=max_model_len, **flags)
+
+
+def test_k45_from_bytes_to_concurrency():
+    report = plan(3.8125, 20_000)
+    assert (report.bytes_per_token, report.block_bytes) == (131_072, 2 << 20)
+    assert (report.num_gpu_blocks, report.num_tokens, report.fits) == (1952, 31_232, True)
+    assert report.start_up_lines == (
+        "GPU KV cache size: 31,232 tokens",
+        "Maximum concurrency for 20,000 tokens per request: 1.56x",
+    )
+
+
+def test_k45_what_does_not_fit_says_why_and_what_to_change():
+    report = plan(2.88671875, 29_000)
+    assert (report.num_gpu_blocks, report.num_tokens, report.num_blocks_per_request) == (1478, 23_648, 1813)
+    assert f"{report.max_concurrency:.2f}x" == "0.82x"
+    assert not report.fits
+    assert "29000 > 23648" in report.problem
+    assert "one such request needs 1813 blocks" in report.problem
+    assert "lower max_model_len to 23648 or less" in report.problem
+    assert plan(2.88671875, 23_648).fits
+    assert not plan(2.88671875, 23_649).fits
+
+
+def test_k47_blocks_of_a_request_are_rounded_up():
+    report = capacity(PLANNER, num_gpu_blocks_override=77_088 // 16, max_model_len=1000)
+    assert report.num_gpu_blocks == 4818
+    assert report.num_blocks_per_request == 63
+    assert int(report.max_concurrency) == 4818 // 63 == 76
+    assert 77 * 63 > 4818 >= 76 * 63
+
+
+def test_the_textbook_40_gib():
+    assert num_gpu_blocks(40 * GIB, 32, load_model("llama-2-7b").bytes_per_token()) == 2560
+    assert capacity("llama-2-7b", kv_cache_memory_bytes=40 * GIB, block_size=32).num_gpu_blocks == 2560
+
+
+def test_fp8_doubles_the_blocks_exactly():
+    assert plan(4, 2048, kv_cache_dtype="fp8").num_gpu_blocks == 2 * plan(4, 2048).num_gpu_blocks == 4096
+
+
+def test_every_term_can_be_given():
+    report = capacity(
+        PLANNER,
+        {
+            "name": "g",
+            "total_memory_gib": 10,
+            "memory_bandwidth_gb_s": 1,
+            "peak_fp16_tflops": 1,
+            "l2_mib": 1,
+            "pcie_gb_s": 1,
+        },
+        gpu_memory_utilization=0.5,
+        max_model_len=100,
+        weight_bytes=2 * GIB,
+        activation_bytes=GIB // 2,
+        non_torch_bytes=GIB // 2,
+    )
+    assert report.kv_bytes == 2 * GIB
+    assert report.num_gpu_blocks == 1024
+    assert report.num_squeezing_blocks == 5 * 512
+    assert report.num_blocks_with_head_room == 819
+
+
+def test_more_ranks_share_heads_and_weights():
+    one, two = (capacity("llama-2-70b", "h200", tensor_parallel_size=size, max_model_len=4096) for size in (1, 2))
+    assert one.bytes_per_token == 2 * two.bytes_per_token
+    assert two.weight_bytes == pytest.approx(one.weight_bytes / 2, rel=1e-3)
+
+
+def test_what_leaves_nothing_for_kv_says_which_number_to_change():
+    report = command("llama-3.1-70b", "h100-80gb")
+    assert report.num_gpu_blocks == 0
+    assert "nothing is left for KV" in report.problem
+    assert "raise tensor_parallel_size to 4" in report.problem
+    assert "DOES NOT FIT" in report.render()
+
+
+def test_too_little_utilization_says_how_much_would_do():
+    tight = capacity("llama-3.1-8b", "h100-80gb", max_model_len=131_072, gpu_memory_utilization=0.4)
+    wanted = float(tight.problem.split("gpu_memory_utilization to ")[1].split()[0])
+    assert not tight.fits
+    assert capacity("llama-3.1-8b", "h100-80gb", max_model_len=131_072, gpu_memory_utilization=wanted).fits
+
+
+def test_an_override_beyond_what_fits_says_what_it_squeezes():
+    report = capacity(PLANNER, kv_cache_memory_bytes=GIB, max_model_len=100, num_gpu_blocks_override=612)
+    assert report.num_gpu_blocks == 612
+    assert "100 blocks (0.20 GiB) more" in report.notes[0]
+
+
+def test_windowed_layers_raise_the_concurrency_not_the_tokens():
+    windowed = load_model("gpt-oss-20b")
+    full = ModelGeometry.from_config({**windowed.config, "layer_types": ["full_attention"] * 24})
+    flags = {"kv_cache_memory_bytes": 4 * GIB, "max_model_len": 32_768, "max_num_batched_tokens": 2048}
+    assert capacity(windowed, **flags).num_tokens == capacity(full, **flags).num_tokens
+    # Full layers hold 2,048 blocks, windowed ones ceil((128 - 1 + 2048) / 16) + 1 = 137: half of each.
+    assert capacity(windowed, **flags).num_blocks_per_request == (2048 + 137 + 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "flags", "message"),
+    [
+        (PLANNER, None, {"max_model_len": 10}, "needs a gpu, or kv_cache_memory_bytes"),
+        (PLANNER, "l4", {"max_model_len": 10}, "lacks model_type"),
+        (PLANNER, "l4", {"max_model_len": 10, "weight_bytes": 1}, "lacks hidden_size: give activation_bytes"),
+        (PLANNER, "l4", {}, "lacks max_position_embeddings: give max_model_len"),
+        ("opt-13b", "l4", {"gpu_memory_utilization": 90}, "gpu_memory_utilization is 90"),
+        ("opt-13b", "l4", {"block_size": 0}, "block_size is 0"),
+        ("opt-13b", "l4", {"num_gpu_blocks_override": -1}, "num_gpu_blocks_override is -1"),
+        ("opt-13b", "l4", {"kv_cache_dtype": "fp9"}, "unknown dtype 'fp9'"),
+        ("opt-13", "l4", {}, "unknown model 'opt-13'; did you mean opt-13b"),
+        ("opt-13b", "l5", {}, "unknown GPU 'l5'"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_that_names_the_value(model, gpu, flags, message):
+    with pytest.raises(ScenarioError, match=message):
+        capacity(model, gpu, **flags)
+
+
+def test_json_and_text_say_the_same():
+    report = command("llama-3.1-8b", "rtx-4090", max_model_len=8192)
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["num_gpu_blocks"] == report.num_gpu_blocks
+    assert data["start_up_lines"][0] in report.render()
+    assert f"{report.num_gpu_blocks:,}" in report.render()
+    budget = data["weight_bytes"] + data["activation_bytes"] + data["non_torch_bytes"] + data["kv_bytes"]
+    assert budget == data["budget_bytes"]
+
+
+def test_estimates_grow_with_the_flags():
+    model = load_model("llama-3-8b")
+    assert estimate_activation_bytes(model, 2048, 256) < estimate_activation_bytes(model, 2048, 1024)
+    assert estimate_activation_bytes(model, 2048, 8) < estimate_activation_bytes(model, 32_768, 8)
+    with pytest.raises(GeometryError, match="lacks vocab_size"):
+        estimate_activation_bytes(ModelGeometry.from_config({**model.config, "vocab_size": None}), 2048, 8)
+
+
+def rows(shared_dir, name):
+    with (shared_dir / "data" / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def geometry_of(row):
+    return ModelGeometry(
+        num_hidden_layers=int(row["layers"]),
+        num_key_value_heads=int(row["kv_heads"]),
+        head_dim=int(row["head_dim"]),
+        dtype={"2": "float16", "1": "fp8"}[row["kv_elt_bytes"]],
+    )
+
+
+def test_logged_kv_bytes_reproduce_the_logged_blocks(shared_dir):
+    num_checked = 0
+    for row in rows(shared_dir, "CAPACITY_FACTS.csv"):
+        kv_bytes = row["kv_GiB_logged_per_rank"] and int(float(row["kv_GiB_logged_per_rank"]) * GIB)
+        if not kv_bytes:
+            continue
+        report = capacity(
+            geometry_of(row),
+            kv_cache_memory_bytes=kv_bytes,
+            block_size=int(row["block_size"]),
+            tensor_parallel_size=int(row["tp"]),
+            max_model_len=1024,
+        )
+        assert report.block_bytes == int(row["block_bytes_per_rank"])
+        assert abs(report.num_gpu_blocks - int(row["blocks_from_logged_GiB"])) <= 1
+        if "min over ranks" not in row["note"]:  # its log is one rank's, its blocks another's
+            assert abs(report.num_gpu_blocks - int(row["blocks_reported"])) <= int(row["log_rounding_pm_blocks"])
+            num_checked += 1
+    assert num_checked == 4
+
+
+def test_block_bytes_of_every_reported_model(shared_dir):
+    for row in rows(shared_dir, "CAPACITY_FACTS.csv"):
+        per_token = geometry_of(row).bytes_per_token("auto", int(row["tp"]))
+        assert per_token * int(row["block_size"]) == int(row["block_bytes_per_rank"]), row["model"]
+
+
+def test_the_memory_equation_is_that_of_the_logs(shared_dir):
+    gib = {"weight_bytes": "weights_GiB", "activation_bytes": "peak_activation_GiB", "non_torch_bytes": "non_torch_GiB"}
+    for row in rows(shared_dir, "calibration/VLLM_MEMORY_BREAKDOWN_H100.csv"):
+        report = capacity(
+            PLANNER,
+            total_memory_bytes=round(float(row["total_GiB"]) * GIB),
+            gpu_memory_utilization=float(row["util"]),
+            max_model_len=int(row["max_model_len"]),
+            **{flag: round(float(row[column]) * GIB) for flag, column in gib.items()},
+        )
+        printed = row["formula_util*total-weights-act-nontorch"]
+        assert f"{report.kv_bytes / GIB:.2f}" == f"{float(printed):.2f}", row["model"]
+        assert report.fits == (float(printed) > 2)
