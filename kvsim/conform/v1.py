@@ -104,7 +104,7 @@ class Driver:
 
     def _read_requests(self, rows: list[Record]) -> None:
         """Requests by arrival step and aborts by step, in list order."""
-        times: list[float] = sorted({row.get("arrival_time", row["arrival_step"]) for row in rows})
+        times = sorted({_arrival_time(row) for row in rows})
         order = {time: index for index, time in enumerate(times)}
         self.arrivals: dict[int, list[Request]] = {}
         self.aborts: dict[int, list[str]] = {}
@@ -112,7 +112,7 @@ class Driver:
         self.last_event = -1
         for row in rows:
             arrival = row["arrival_step"]
-            request = _request(row, order[row.get("arrival_time", arrival)])
+            request = _request(row, order[_arrival_time(row)])
             self.arrivals.setdefault(arrival, []).append(request)
             self.last_event = max(self.last_event, arrival)
             if (step := row.get("abort_at_step")) is not None:
@@ -283,6 +283,11 @@ class AsyncDriver(Driver):
         assert isinstance(scheduler, VllmV1AsyncScheduler)
         end["stale"], end["discarded"] = scheduler.num_stale_tokens, scheduler.num_discarded_entries
         return end
+
+
+def _arrival_time(row: Record) -> float:
+    time: float = row.get("arrival_time", row["arrival_step"])
+    return time
 
 
 def _request(row: Record, arrival: int) -> Request:

@@ -37,19 +37,20 @@ class Calendar:
 
     def join(self, seq: Sequence) -> None:
         """A settled sequence decodes one token at every tick from now on."""
-        tick, computed = self.tick, seq.num_computed_tokens
-        seq.join_tick, seq.join_computed = tick, computed
-        insort(self.ring[(tick - computed) % self.block_size], seq, key=_rank)
-        self.finish_at.setdefault(tick + seq.final_len - computed - 1, []).append(seq)
+        computed = seq.num_computed_tokens
+        offset = computed - self.tick
+        seq.join_tick, seq.join_offset, seq.num_synced_tokens = self.tick, offset, computed
+        insort(self.ring[-offset % self.block_size], seq, key=_rank)
+        self.finish_at.setdefault(seq.final_len - offset - 1, []).append(seq)
         self.num_seqs += 1
         self.context_tokens += computed
 
     def leave(self, seq: Sequence) -> None:
         """A member stops decoding; it is settled."""
         self.settle(seq)
-        bucket = self.ring[(seq.join_tick - seq.join_computed) % self.block_size]
+        bucket = self.ring[-seq.join_offset % self.block_size]
         del bucket[bisect_left(bucket, seq.rank, key=_rank)]
-        finish_tick = seq.join_tick + seq.final_len - seq.join_computed - 1
+        finish_tick = seq.final_len - seq.join_offset - 1
         ending = self.finish_at.get(finish_tick)
         if ending is not None:
             ending.remove(seq)
@@ -61,7 +62,7 @@ class Calendar:
 
     def settle(self, seq: Sequence) -> None:
         """Bring a member's counters up to date."""
-        computed = seq.join_computed + self.tick - seq.join_tick
+        computed = seq.join_offset + self.tick
         seq.num_computed_tokens = computed
         since_prefill = self.tick - seq.join_tick + 1
         in_flight = self.num_in_flight
@@ -78,7 +79,7 @@ class Calendar:
 
     def position(self, seq: Sequence) -> int:
         """Stored tokens of a member before this tick's token."""
-        return seq.join_computed + self.tick - seq.join_tick
+        return seq.join_offset + self.tick
 
     def advance(self) -> None:
         """Every member takes this tick."""

@@ -276,6 +276,7 @@ class ContinuousScheduler:
         behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
         if behind > 0:
             self.allocator.append_slots(seq.seq_id, behind)
+            seq.num_synced_tokens = seq.num_computed_tokens
 
     # planning
 
@@ -359,10 +360,17 @@ class ContinuousScheduler:
         return known - seq.num_computed_tokens
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
-        """A decoding sequence of the calendar needs a block, or fills one."""
-        num_tokens = self.calendar.position(seq) + 1
-        if (num_tokens - 1) % self.allocator.block_size == 0:
-            self._grow(seq, num_tokens - self.allocator.num_tokens(seq.seq_id), step)
+        """A decoding sequence of the calendar needs a block."""
+        num_tokens = seq.join_offset + step.tick + 1
+        try:
+            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
+        except OutOfBlocks:
+            self._preempt_for(seq, step)
+            if seq.join_tick >= 0:
+                self._continue_member(seq, step)
+            return
+        seq.num_synced_tokens = num_tokens
+        self._note_growth(seq, 1, 0, step)
 
     def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
         """A sequence computes its next token, or the next chunk of its prefill."""
@@ -397,21 +405,30 @@ class ContinuousScheduler:
                 copies = allocator.append_slots(seq.seq_id, num_tokens)
                 break
             except OutOfBlocks:
-                victim = self.victim(self.running.values())
-                self._preempt(victim, step)
-                if victim is seq.group:
+                if not self._preempt_for(seq, step):
                     return False
         num_new = allocator.num_slots(seq.seq_id) // allocator.block_size - num_blocks
         if num_new or copies:
-            self.num_table_entries += num_new
             step.copies.extend(copies)
-            step.grown.append(seq)
-            step.num_new_entries += num_new + len(copies)
-            step.num_new_rows += 1
-            if self.detail:
-                start = num_blocks - len(copies)
-                step.updates.append(TableUpdate(seq, start, tuple(allocator.block_table(seq.seq_id)[start:])))
+            self._note_growth(seq, num_new, len(copies), step)
         return True
+
+    def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
+        """Preempt one victim; False if that was the sequence's own group."""
+        victim = self.victim(self.running.values())
+        self._preempt(victim, step)
+        return victim is not seq.group
+
+    def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
+        self.num_table_entries += num_new
+        step.grown.append(seq)
+        step.num_new_entries += num_new + num_copies
+        step.num_new_rows += 1
+        if self.detail:
+            num_changed = num_new + num_copies
+            table = self.allocator.block_table(seq.seq_id)
+            start = len(table) - num_changed
+            step.updates.append(TableUpdate(seq, start, tuple(table[start:])))
 
     def _preempt(self, group: Group, step: PlanBuilder) -> None:
         """Take a running group's blocks away; it goes to the front of the line, or to the host."""
@@ -483,8 +500,8 @@ class ContinuousScheduler:
         tokens, allocator = group.num_known_tokens, self.allocator
         raise LivelockError(
             f"livelock: {self._num_fruitless} preemptions in a row and not one token emitted; the last victim is "
-            f"request {group.request_id!r}, which needs {-(-tokens // allocator.block_size)} blocks for {tokens} tokens, "
-            f"the pool has {allocator.num_blocks}: enlarge the pool, or lower max_num_seqs"
+            f"request {group.request_id!r}, which needs {-(-tokens // allocator.block_size)} blocks for {tokens} "
+            f"tokens, the pool has {allocator.num_blocks}: enlarge the pool, or lower max_num_seqs"
         )
 
     # swapped and waiting
@@ -735,6 +752,9 @@ class ContinuousScheduler:
         if step.is_decode_tick:
             self.calendar.applied()
         self._note_computed(step)
+        if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at):
+            self._num_fruitless = 0 if step.num_bulk else self._num_fruitless
+            return StepOutcome(step.num_bulk)
         outcome = OutcomeBuilder(step.num_bulk)
         if step.prefills:
             self._apply_prefills(step, outcome)

@@ -124,7 +124,7 @@ class StepPlan(NamedTuple):
     head_slots: int = 0
     """Slots the refused head of the queue asks for (contiguous: to tell a hole from a shortage)."""
     head_wait: str = ""
-    """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), where the engine says so."""
+    """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), if the engine says."""
     released: tuple[Sequence, ...] = ()
     """Static batching: ended sequences whose retained memory an abort freed since the last step."""
 

@@ -37,35 +37,18 @@ class GroupQueue(Protocol):
     def __iter__(self) -> Iterator[Group]: ...
 
 
-class FcfsQueue:
+class FcfsQueue(deque[Group]):
     """First come, first served; a preempted group goes to the front."""
 
-    def __init__(self) -> None:
-        self._groups: deque[Group] = deque()
-
-    def add(self, group: Group) -> None:
-        self._groups.append(group)
-
-    def add_front(self, group: Group) -> None:
-        self._groups.appendleft(group)
+    add = deque[Group].append
+    add_front = deque[Group].appendleft
+    pop_head = deque[Group].popleft
 
     def put_back(self, groups: Iterable[Group]) -> None:
-        self._groups.extendleft(reversed(list(groups)))
+        self.extendleft(reversed(list(groups)))
 
     def head(self) -> Group:
-        return self._groups[0]
-
-    def pop_head(self) -> Group:
-        return self._groups.popleft()
-
-    def remove(self, group: Group) -> None:
-        self._groups.remove(group)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(self._groups)
+        return self[0]
 
 
 class SortedQueue:

@@ -61,17 +61,14 @@ class VllmV1Scheduler(ContinuousScheduler):
         return merged(crossing, self.calendar.filling()) if self.enable_prefix_caching else crossing
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
-        super()._continue_member(seq, step)
-        if self.enable_prefix_caching and seq.join_tick >= 0:
-            self._register_member(seq)
-
-    def _register_member(self, seq: Sequence) -> None:
-        """A decoding sequence fills a block with this step's token: register it now."""
-        num_tokens = self.calendar.position(seq) + 1
-        if num_tokens % self.allocator.block_size == 0:
-            behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
-            if behind > 0:
-                self.allocator.append_slots(seq.seq_id, behind)
+        """A decoding sequence of the calendar needs a block, or fills one."""
+        num_tokens, size = seq.join_offset + step.tick + 1, self.allocator.block_size
+        if (num_tokens - 1) % size == 0:
+            super()._continue_member(seq, step)
+        if self.enable_prefix_caching and num_tokens % size == 0 and seq.join_tick >= 0:
+            if num_tokens > seq.num_synced_tokens:
+                self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
+                seq.num_synced_tokens = num_tokens
             self.allocator.register(seq.seq_id, num_tokens)
 
     def _note_planned(self, seq: Sequence, end: int) -> None:

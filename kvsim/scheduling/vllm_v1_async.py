@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from kvsim.request import Sequence, Status
 from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
+from kvsim.scheduling.continuous import ContinuousScheduler
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 
 _rank = attrgetter("rank")
@@ -53,9 +54,11 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     def _due_members(self) -> Seq[Sequence]:
         return self.calendar.crossing()
 
-    def _register_member(self, seq: Sequence) -> None:
-        """The block before the new one was completed by a token that has been delivered by now."""
-        self.allocator.register(seq.seq_id, self.calendar.position(seq))
+    def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
+        """A member needs a block; the one before was completed by a token that has been delivered by now."""
+        ContinuousScheduler._continue_member(self, seq, step)
+        if self.enable_prefix_caching and seq.join_tick >= 0:
+            self.allocator.register(seq.seq_id, seq.join_offset + step.tick)
 
     def _note_step(self, step: PlanBuilder) -> None:
         """Tokens sampled by this step are placeholders; who ends its prefill decodes from the next step on."""
