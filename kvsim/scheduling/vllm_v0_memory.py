@@ -42,7 +42,10 @@ class GroupMemory:
     def can_admit(self, group: Group, *, is_alone: bool) -> AllocStatus:
         watermark = 0 if is_alone and not self.upstream_faults else self.watermark_blocks
         if len(group.seqs) == 1:
-            return self.allocator.can_allocate(group.seqs[0].num_tokens, watermark_blocks=watermark)
+            status = self.allocator.can_allocate(group.seqs[0].num_tokens, watermark_blocks=watermark)
+            # What fits beside no watermark at all is admitted once the device is empty.
+            is_late = status is AllocStatus.NEVER and not self.upstream_faults
+            return AllocStatus.LATER if is_late else status
         spare = self.allocator.num_free_blocks - self.blocks_to_admit(group)
         return AllocStatus.OK if spare >= watermark else AllocStatus.LATER
 
