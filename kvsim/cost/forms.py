@@ -68,16 +68,18 @@ def prefill_attention_us(p: Params, c: Columns) -> Any:
 
 
 def mixed_attention_us(p: Params, c: Columns) -> Any:
-    """`batch` decodes of `ctx_len` tokens and one chunk in the same call of the unsplit kernel.
+    """`batch` decodes of `ctx_len` tokens and `chunk` prompt tokens in the same call of the unsplit kernel.
 
-    A decode occupies a whole query tile there, and the longest sequence is walked serially.
+    A decode occupies a whole query tile there, and the longest sequence is walked serially. The prompt tokens belong
+    to `num_chunks` equal chunks (one, in the measurements).
     """
-    b, ctx, s, prefix = c["batch"], c["ctx_len"], c["chunk"], c["prefix"]
+    chunks = c.get("num_chunks", 1.0)
+    b, ctx, s, prefix = c["batch"], c["ctx_len"], c["chunk"] / chunks, c["prefix"]
     heads, dim, kv = c["heads"], c["head_dim"], c["kv_heads"]
-    rows = _tiles(s, p["tile_m"]) * p["tile_m"]
+    rows = chunks * _tiles(s, p["tile_m"]) * p["tile_m"]
     compute = 4.0 * heads * dim * rows * (prefix + (s + p["tile_n"]) / 2) / p["tflops"] * _US_PER_FLOP_AT_1_TFLOPS
     decode_tiles = b * heads * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
-    moved = 2.0 * (b * ctx + s + prefix) * kv * dim * c["kv_bytes"]
+    moved = 2.0 * (b * ctx + chunks * (s + prefix)) * kv * dim * c["kv_bytes"]
     memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
     serial = _tiles(np.maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
     return p["launch_us"] + smooth_max(p["sharpness"], compute + decode_tiles, memory, serial)

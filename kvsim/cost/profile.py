@@ -68,9 +68,22 @@ def profile_path(name_or_path: str | Path) -> Path:
         if _plain(name) in wanted:
             return PROFILE_DIR / f"{name}.yaml"
     raise ScenarioError(
-        f"no profile {str(name_or_path)!r}; shipped: {', '.join(profile_names())}. Make one with `kvsim calibrate`, or "
-        f"ask for the datasheet estimate by name: cost: {{type: roofline, gpu: {name_or_path}}}"
+        f"no cost profile {str(name_or_path)!r}; shipped: {', '.join(profile_names()) or 'none'}. Make one with "
+        f"`kvsim calibrate MEASUREMENTS.csv --out FILE.yaml`, or ask for the uncalibrated datasheet estimate: "
+        f"{_roofline_offer(str(name_or_path))}"
     )
+
+
+def _roofline_offer(gpu_name: str) -> str:
+    """The roofline block of a scenario, with the catalog's figures where it knows the GPU."""
+    from kvsim.catalog import load_gpu
+
+    try:
+        gpu = load_gpu(gpu_name)
+    except ScenarioError:
+        return "cost: {type: roofline, peak_tflops: ..., memory_bandwidth_gb_s: ...}"
+    tflops, gb_s = gpu.peak_fp16_flops / 1e12, gpu.memory_bandwidth / 1e9
+    return f"cost: {{type: roofline, peak_tflops: {tflops:g}, memory_bandwidth_gb_s: {gb_s:g}}}"
 
 
 def _plain(name: str) -> str:
@@ -125,7 +138,7 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
 
 def _fit_dict(fit: OpFit) -> dict[str, Any]:
     rows = (
-        ",".join([*(f"{value:g}" if value < 1e6 else str(int(value)) for value in point), f"{weight:.4g}"])
+        ",".join([*(f"{value:g}" if value < 1e6 else str(int(value)) for value in point), f"{weight:.6g}"])
         for point, weight in zip(fit.points, fit.weights, strict=True)
     )
     return {

@@ -1,0 +1,128 @@
+"""The kernels of one transformer layer on one of several GPUs, from the model's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvsim.memory.geometry import FULL, ModelGeometry, dtype_bytes
+from kvsim.types import ScenarioError
+
+_UNGATED = {"opt", "gpt2", "gpt_neox", "gptj", "falcon", "bloom", "phi", "mpt", "gpt_bigcode", "starcoder2"}
+_HAS_QK_NORM = {"qwen3", "qwen3_moe"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Weights `n` x `k`; `num_experts` of them of which each token uses `experts_per_token` (1 of 1: dense)."""
+
+    n: int
+    k: int
+    num_experts: int = 1
+    experts_per_token: int = 1
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """What the cost model needs to know of a model, on one rank."""
+
+    num_layers: int
+    matrices: tuple[Matrix, ...]
+    """Of one layer."""
+    row_ops: tuple[tuple[str, int, int], ...]
+    """(kind, width, times) in one layer."""
+    head: Matrix
+    hidden_size: int
+    vocab_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_bytes: float
+    """Bytes of one stored element."""
+    windows: tuple[tuple[int, int | None], ...]
+    """(number of layers, window or None)."""
+    bytes_per_token: int
+    all_reduces_per_layer: int
+    tensor_parallel_size: int
+    notes: tuple[str, ...] = ()
+
+
+def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto") -> ModelShapes:
+    """Shapes of `geometry` on one of `tensor_parallel_size` GPUs.
+
+    Raises ScenarioError naming the fields of config.json that are missing.
+    """
+    config = geometry.config
+    tp = tensor_parallel_size
+    hidden = _field(geometry, "hidden_size", "n_embd", "d_model")
+    vocab = _field(geometry, "vocab_size")
+    num_heads = geometry.num_attention_heads or _field(geometry, "num_attention_heads", "n_head")
+    kv_heads = geometry.kv_heads_per_rank(tp)
+    head_dim = geometry.head_dim
+    heads = max(1, num_heads // tp)
+    notes = []
+    if geometry.latent_dim:
+        notes.append("MLA attention is priced as attention with one KV head of the latent's size")
+    if config.get("quantization_config"):
+        notes.append("quantised weights are priced as 16-bit ones")
+    mlp, gated, mlp_notes = _mlp(geometry, hidden, tp)
+    attention = (
+        Matrix((heads + 2 * kv_heads) * head_dim, hidden),
+        Matrix(hidden, heads * head_dim),
+    )
+    rotary = 2 * (heads + kv_heads) * head_dim
+    rows = [("layernorm", 4 * hidden, 2), ("rotary_emb", rotary, 1),
+            ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1)]
+    if config.get("model_type") in _HAS_QK_NORM:
+        rows.append(("qk_norm", rotary, 1))
+    element = dtype_bytes(geometry.dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    return ModelShapes(
+        num_layers=geometry.num_hidden_layers,
+        matrices=(*attention, *mlp),
+        row_ops=tuple(rows),
+        head=Matrix(vocab // tp, hidden),
+        hidden_size=hidden,
+        vocab_size=vocab,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        # A latent is read once, not as K and V.
+        kv_bytes=element / 2 if geometry.latent_dim else float(element),
+        windows=tuple((g.num_layers, None if g.kind == FULL else g.window) for g in geometry.groups),
+        bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
+        all_reduces_per_layer=2 if tp > 1 else 0,
+        tensor_parallel_size=tp,
+        notes=tuple(notes + mlp_notes),
+    )
+
+
+def _active_width(down: Matrix) -> int:
+    return down.k * down.experts_per_token
+
+
+def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, Matrix], bool, list[str]]:
+    config = geometry.config
+    gated = config.get("model_type") not in _UNGATED
+    num_experts = next((int(config[key]) for key in ("num_local_experts", "num_experts", "n_routed_experts")
+                        if config.get(key)), 1)
+    if num_experts > 1:
+        per_token = next((int(config[key]) for key in ("num_experts_per_tok", "experts_per_token", "num_selected_experts")
+                          if config.get(key)), 2)
+        width = int(config.get("moe_intermediate_size") or _field(geometry, "intermediate_size"))
+        notes = ["experts are priced from the bytes and operations of those that a step touches, not from measurements"]
+    else:
+        per_token, width, notes = 1, _field(geometry, "intermediate_size", "ffn_dim", "n_inner"), []
+    width //= tp
+    up = Matrix((2 if gated else 1) * width, hidden, num_experts, per_token)
+    return (up, Matrix(hidden, width, num_experts, per_token)), gated, notes
+
+
+def _field(geometry: ModelGeometry, *names: str) -> int:
+    for name in names:
+        value = geometry.config.get(name)
+        if value:
+            return int(value)
+    raise ScenarioError(
+        f"model {geometry.name or 'in the scenario'!r} lacks {names[0]}: a kernel cost model needs hidden_size, "
+        f"intermediate_size, vocab_size and num_attention_heads. Name a catalog model or a config.json, or use "
+        f"cost: {{type: linear}}"
+    )
