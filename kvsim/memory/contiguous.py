@@ -8,10 +8,10 @@ policy; where it lies is the placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from kvsim.memory.holes import Extent, make_space
-from kvsim.memory.interface import NO_MATCH, BlockCopy, KeyChain, PrefixMatch, Transfer, Usage
+from kvsim.memory.interface import NO_MATCH, BlockCopy, KeyChain, PrefixMatch, RegionMove, Transfer, Usage
 from kvsim.types import AllocatorError, AllocStatus, LawViolation, OutOfBlocks, SeqId
 
 Placement = Literal["buddy", "first_fit", "best_fit", "worst_fit"]
@@ -25,18 +25,6 @@ class NoHole(OutOfBlocks):
         super().__init__(needed, free)
         self.largest_hole = largest_hole
         self.args = (f"needs a hole of {needed} slots; {free} are free, the largest hole has {largest_hole}",)
-
-
-class RegionMove(NamedTuple):
-    """Copy the first `num_tokens` slots of a region from address `src` to `dst` (compaction, or a fork).
-
-    The moves of one compaction happen at once: all is read before anything is written.
-    """
-
-    seq_id: SeqId
-    src: int
-    dst: int
-    num_tokens: int
 
 
 class _Region:

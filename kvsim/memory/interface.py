@@ -28,6 +28,18 @@ class BlockMove(NamedTuple):
     dst: BlockId
 
 
+class RegionMove(NamedTuple):
+    """Contiguous: copy the first `num_tokens` slots of a region from address `src` to `dst` (compaction, or a fork).
+
+    The moves of one compaction happen at once: all is read before anything is written.
+    """
+
+    seq_id: SeqId
+    src: int
+    dst: int
+    num_tokens: int
+
+
 Transfer = tuple[BlockMove, ...]
 """The ordered moves of one swap; a shared block moves once."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvsim.memory.interface import BlockCopy, BlockMove
+from kvsim.memory.interface import BlockCopy, BlockMove, RegionMove
 from kvsim.request import Sequence
 from kvsim.types import BlockId
 
@@ -127,6 +127,8 @@ class StepPlan(NamedTuple):
     """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), if the engine says."""
     released: tuple[Sequence, ...] = ()
     """Static batching: ended sequences whose retained memory an abort freed since the last step."""
+    moves: tuple[RegionMove, ...] = ()
+    """Contiguous compaction, before anything else of the step; `shape.num_moved_slots` is their total."""
 
     @property
     def is_empty(self) -> bool:

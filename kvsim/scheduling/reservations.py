@@ -15,21 +15,24 @@ from kvsim.types import ScenarioError
 
 
 class Reservation(Protocol):
-    """Slots to set aside beyond the prompt for one sample of a request: at least what it will store."""
+    """Slots to set aside beyond the prompt for one sample of a request: at least what it will store.
+
+    Prompt and output together never exceed `max_model_len`: generation stops there.
+    """
 
     def __call__(self, request: Request, sample: int = 0) -> int: ...
 
 
-def _slots_to_fill(request: Request, sample: int = 0) -> int:
-    """Slots the output fills: the KV of its last token is never computed."""
-    return request.sample_len(sample) - 1
+def _slots_to_fill(request: Request, sample: int, max_model_len: int) -> int:
+    """Slots the output fills: the KV of its last token is never computed, and generation stops at `max_model_len`."""
+    return min(request.sample_len(sample), max_model_len - request.prompt_len) - 1
 
 
 def reserve_max(max_model_len: int) -> Reservation:
     """Always `max_model_len` slots in total, whatever the request (Orca Max)."""
 
     def slots(request: Request, sample: int = 0) -> int:
-        return max(max_model_len - request.prompt_len, _slots_to_fill(request, sample))
+        return max(0, max_model_len - request.prompt_len)
 
     return slots
 
@@ -38,19 +41,22 @@ def reserve_pow2(max_model_len: int) -> Reservation:
     """The output rounded up to a power of two, 25 -> 32; at most `max_model_len` with the prompt (Orca Pow2)."""
 
     def slots(request: Request, sample: int = 0) -> int:
-        output_len = request.sample_len(sample)
-        rounded = 1 << (output_len - 1).bit_length()
-        return max(min(rounded, max_model_len - request.prompt_len), _slots_to_fill(request, sample))
+        rounded = 1 << (request.sample_len(sample) - 1).bit_length()
+        return max(0, min(rounded, max_model_len - request.prompt_len))
 
     return slots
 
 
-def reserve_oracle(max_model_len: int = 0) -> Reservation:
+def reserve_oracle(max_model_len: int) -> Reservation:
     """Exactly what will be filled, P + O - 1 slots in total (Orca Oracle): its internal fragmentation is 0.
 
-    The O-th token is emitted but never stored, so a P + O'th slot would be waste by definition.
+    The O-th token is emitted but never stored, so one slot more would be waste by definition.
     """
-    return _slots_to_fill
+
+    def slots(request: Request, sample: int = 0) -> int:
+        return max(0, _slots_to_fill(request, sample, max_model_len))
+
+    return slots
 
 
 RESERVATIONS: dict[str, Callable[[int], Reservation]] = {

@@ -123,16 +123,23 @@ class StaticScheduler:
     def _new_sequences(self, request: Request) -> tuple[Sequence, ...]:
         first = self._num_seq_ids
         self._num_seq_ids += max(1, request.sampling.n)
-        return tuple(Sequence(seq_id, request, seq_id - first) for seq_id in range(first, self._num_seq_ids))
+        return tuple(self._new_sequence(seq_id, request, seq_id - first) for seq_id in range(first, self._num_seq_ids))
+
+    def _new_sequence(self, seq_id: int, request: Request, sample: int) -> Sequence:
+        """Generation stops at `max_model_len`, as in every engine."""
+        seq = Sequence(seq_id, request, sample)
+        if self.max_model_len is not None:
+            seq.output_len = max(1, min(seq.output_len, self.max_model_len - seq.prompt_len))
+            seq.final_len = seq.prompt_len + seq.output_len - 1
+        return seq
 
     def _never_fits(self, request: Request, samples: Seq[Sequence]) -> str | None:
         num_samples = len(samples)
-        max_len = request.prompt_len + request.max_output_len
-        if self.max_model_len is not None and max_len > self.max_model_len:
-            return f"needs {max_len} tokens (prompt + maximum output), max_model_len is {self.max_model_len}"
+        if self.max_model_len is not None and request.prompt_len >= self.max_model_len:
+            return f"the prompt has {request.prompt_len} tokens, max_model_len is {self.max_model_len}"
         if num_samples > self.max_num_seqs:
             return f"needs {num_samples} places, max_num_seqs is {self.max_num_seqs}"
-        slots = max(request.max_stored_tokens, *(self._region_len(seq) for seq in samples))
+        slots = max(self._region_len(seq) for seq in samples)
         if num_samples > self.allocator.max_regions(slots):
             regions = f"{num_samples} regions of {slots} slots" if num_samples > 1 else f"{slots} slots"
             return f"needs {regions}, the pool of {self.allocator.num_blocks} slots holds {self._holds(slots)}"

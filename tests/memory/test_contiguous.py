@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.memory.contiguous import ContiguousAllocator, NoHole, RegionMove, num_moved_slots, placements
-from kvsim.memory.interface import KVAllocator
+from kvsim.memory.contiguous import ContiguousAllocator, NoHole, num_moved_slots, placements
+from kvsim.memory.interface import KVAllocator, RegionMove
 from kvsim.types import AllocatorError, AllocStatus, LawViolation
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER

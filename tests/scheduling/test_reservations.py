@@ -24,6 +24,7 @@ def request(prompt_len, output_len, **keywords):
         ("pow2", 100, 1, 101),
         ("pow2", 2000, 40, 2048),
         ("oracle", 2, 4, 5),
+        ("oracle", 2000, 100, 2047),
         ("oracle", 7, 1, 7),
     ],
 )

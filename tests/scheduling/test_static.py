@@ -123,7 +123,7 @@ def test_samples_are_sequences_with_places_and_regions_of_their_own():
 @pytest.mark.parametrize(
     ("prompt_len", "output_len", "keywords", "reason"),
     [
-        (8, 3, {}, "needs 11 tokens (prompt + maximum output), max_model_len is 10"),
+        (10, 3, {}, "the prompt has 10 tokens, max_model_len is 10"),
         (2, 1, {"sampling": Sampling(n=5)}, "needs 5 places, max_num_seqs is 4"),
         (2, 1, {"sampling": Sampling(n=3)}, "needs 3 regions of 10 slots, the pool of 25 slots holds 2 such regions"),
     ],
@@ -140,6 +140,12 @@ def test_a_request_larger_than_the_pool_is_rejected_with_both_numbers():
     scheduler = static(num_slots=800, reservation="oracle", max_model_len=5000)
     assert scheduler.submit(request("a", 640, 161)) is None
     assert "801 slots, the pool of 800 slots" in scheduler.submit(request("b", 640, 162)).reason
+
+
+def test_generation_stops_at_the_maximum_length():
+    scheduler = static(reservation="oracle")
+    assert scheduler.submit(request("A", 7, 100)) is None
+    assert run(scheduler) == [(1, []), (1, []), (1, ["A"])]
 
 
 def test_abort_in_every_state_frees_at_once():
