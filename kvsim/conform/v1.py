@@ -18,6 +18,7 @@ from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
 from kvsim.tokens import TokenStream
+from kvsim.types import ScenarioError
 
 Record: TypeAlias = dict[str, Any]
 
@@ -26,24 +27,37 @@ _NUM_QUEUE_IDS = 8
 
 
 def is_async_case(case: Record) -> bool:
-    """Asynchronous cases record the running state (`rs`) at every step."""
+    """Asynchronous cases record the running state (`rs`) at every step, and count stale tokens."""
     steps = case["expected"]["steps"]
-    return bool(steps) and "rs" in steps[0]
+    return "stale" in case["expected"]["end"] or (bool(steps) and "rs" in steps[0])
 
 
 def replay(case: Record, *, engine_loop: str = "calendar") -> CaseResult:
-    """Run a case and compare every recorded field, up to the first that differs."""
+    """Run a case and compare every recorded field, up to the first that differs.
+
+    Raises ScenarioError if the case lacks a field of the format.
+    """
+    try:
+        return _replay(case, engine_loop)
+    except KeyError as missing:
+        raise ScenarioError(f"case {case.get('name')!r}: the field {missing} is missing") from missing
+
+
+def _replay(case: Record, engine_loop: str) -> CaseResult:
     driver = make_driver(case, engine_loop)
+    records: list[Record] = case["expected"]["steps"]
     num_fields = 0
     for index, got in enumerate(driver.records()):
-        steps = case["expected"]["steps"]
-        expected = steps[index] if index < len(steps) else {}
+        expected = records[index] if index < len(records) else {}
         for name in [*expected, *(name for name in got if name not in expected)]:
             num_fields += 1
             if name not in expected or name not in got or expected[name] != got[name]:
                 state = _state_before(case, index, engine_loop)
                 mismatch = Mismatch(index, name, expected.get(name), got.get(name), state)
                 return CaseResult(case["name"], num_fields, mismatch)
+    if driver.num_records < len(records):
+        mismatch = Mismatch(driver.num_records, "t", records[driver.num_records].get("t"), None, driver.state())
+        return CaseResult(case["name"], num_fields + 1, mismatch)
     end = driver.end_record()
     for name, value in case["expected"]["end"].items():
         num_fields += 1
@@ -286,8 +300,7 @@ class AsyncDriver(Driver):
 
 
 def _arrival_time(row: Record) -> float:
-    time: float = row.get("arrival_time", row["arrival_step"])
-    return time
+    return float(row["arrival_time"] if "arrival_time" in row else row["arrival_step"])
 
 
 def _request(row: Record, arrival: int) -> Request:
