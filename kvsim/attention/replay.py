@@ -11,6 +11,7 @@ The reference keeps nothing but each sequence's own tokens, and attends densely 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,9 @@ TOLERANCE = 1e-5
 
 UNKNOWN: BlockId = -1
 """A table entry that no update has named yet."""
+
+STEPS_IN_FLIGHT = 2
+"""Steps that may be planned before the outcome of the first of them is known, and the one that applies it."""
 
 LOOK_AHEAD = 16
 """Tokens the reference computes at once beyond those asked for: it saves calls, and causality makes it harmless."""
@@ -65,6 +69,7 @@ class Replay:
         self.gpu = np.full((num_layers, 2, num_blocks, *block_shape), np.nan, np.float32)
         self.host = np.full((num_layers, 2, num_host_blocks, *block_shape), np.nan, np.float32)
         self.lanes: dict[Hashable, Lane] = {}
+        self._left: deque[tuple[int, Hashable]] = deque()
         self.num_checked_tokens = 0
         self.num_steps = 0
 
@@ -72,9 +77,8 @@ class Replay:
         """A request says nothing until it is scheduled."""
 
     def on_abort(self, request_id: str, sequences: tuple[EngineSequence, ...], now: Ns) -> None:
-        """Aborted sequences are forgotten."""
-        for seq in sequences:
-            self.lanes.pop(seq.seq_id, None)
+        """An aborted sequence may still be in a step that runs already."""
+        self._leave(sequences)
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         """A plan is executed once its step is over: what it says does not change meanwhile."""
@@ -94,6 +98,7 @@ class Replay:
         self._execute(plan.step, list(self._scheduled(plan)))
         self._apply(outcome)
         self.num_steps += 1
+        self._forget()
 
     def _release_preempted(self, plan: StepPlan) -> None:
         for preemption in plan.preempted:
@@ -231,8 +236,15 @@ class Replay:
             child.reference = parent.reference.fork(child.reference, parent.num_stored)
             child.table = list(parent.table)
             child.num_stored = parent.num_stored
-        for seq in (*outcome.ended, *outcome.pruned):
-            self.lanes.pop(seq.seq_id, None)
+        self._leave((*outcome.ended, *outcome.pruned))
+
+    def _leave(self, sequences: tuple[EngineSequence, ...]) -> None:
+        self._left += [(self.num_steps, seq.seq_id) for seq in sequences]
+
+    def _forget(self) -> None:
+        """Drop who left some steps ago: asynchronous engines plan ahead, so a step may follow its last token."""
+        while self._left and self._left[0][0] < self.num_steps - STEPS_IN_FLIGHT:
+            self.lanes.pop(self._left.popleft()[1], None)
 
     def _lane(self, seq: EngineSequence) -> Lane:
         lane = self.lanes.get(seq.seq_id)

@@ -86,6 +86,7 @@ class Traits:
     beams: bool = False
     swaps: bool = False
     prefix_caching: bool = False
+    early_stops: bool = False
     null_block: bool = False
     min_budget: int = 1
     memory: dict[str, Any] = field(default_factory=dict)
@@ -133,7 +134,7 @@ def _request(rng: np.random.Generator, index: int, block_size: int, traits: Trai
         arrival_ns,
         prompt,
         output_len,
-        output_len,
+        output_len + (int(rng.integers(0, 4)) if traits.early_stops else 0),
         sampling=sampling,
         sample_lens=sample_lens,
         priority=int(rng.integers(3)),
@@ -155,6 +156,7 @@ def replay_scenario(
     make_scheduler: Callable[..., Any],
     *,
     make_allocator: Callable[..., Any] = PagedAllocator,
+    make_server: Callable[..., Server] = Server,
     wrap: Callable[[Replay], Any] = lambda replay: replay,
     **replay_keywords: Any,
 ) -> tuple[Replay, EventCounts]:
@@ -166,7 +168,7 @@ def replay_scenario(
     replay = Replay(scenario.block_size, scenario.num_blocks, scenario.num_host_blocks, **replay_keywords)
     events = EventCounts()
     env = simpy.Environment()
-    server = Server(env, scheduler, UnitCost(), ListSource(scenario.requests), (wrap(replay), events))
+    server = make_server(env, scheduler, UnitCost(), ListSource(scenario.requests), (wrap(replay), events))
     env.process(server.run())
     env.run()
     return replay, events

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 from attention.replayed import EventCounts, Traits, random_scenario, replay_scenario
 
+from kvsim.attention import Replay
 from kvsim.memory.interface import BlockMove
 from kvsim.memory.prefix_cache import PrefixIndex
+from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.plan import StepPlan
+from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
+from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
+from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
+from kvsim.sim.server import AsyncServer, Server
 from kvsim.types import LawViolation
 
 PAGED = Traits(
@@ -30,25 +37,77 @@ PAGED = Traits(
     },
 )
 
-ENGINES: dict[str, tuple[Callable[..., Any], Traits]] = {"paged": (PagedScheduler, PAGED)}
+NO_EVICT = replace(PAGED, swaps=False, choices={"engine_loop": ["calendar", "plain"], "prefill_first": [False, True]})
 
-MUST_HAPPEN = {
-    "paged": ("preemptions", "resumed", "copies", "swapped_in_blocks", "hit_tokens", "forks", "pruned", "chunks"),
+V0 = Traits(
+    forks=True,
+    beams=True,
+    swaps=True,
+    min_budget=100,
+    memory={"free_list": "lifo"},
+    choices={
+        "engine_loop": ["calendar", "plain"],
+        "max_model_len": [100],
+        "max_paddings": [8, 256],
+        "preemption": ["auto", "auto", "recompute", "swap"],
+        "watermark": [0.01, 0.1],
+    },
+)
+
+V1 = Traits(
+    forks=True,
+    prefix_caching=True,
+    early_stops=True,
+    null_block=True,
+    memory={"free_list": "lru"},
+    choices={
+        "engine_loop": ["calendar", "plain"],
+        "long_prefill_token_threshold": [0, 0, 5],
+        "max_loras": [0, 1],
+        "reserve_full_isl": [True, False],
+        "scheduling_policy": ["fcfs", "priority"],
+        "watermark": [0.0, 0.1],
+    },
+)
+
+PRESSURE = ("preemptions", "resumed", "chunks")
+
+
+class Engine(NamedTuple):
+    """How to run an engine, and what its random scenarios must be good for: else they would prove nothing."""
+
+    make_scheduler: Callable[..., Any]
+    traits: Traits
+    must_happen: tuple[str, ...]
+    make_server: Callable[..., Server] = Server
+
+
+FORKS = ("copies", "forks", "pruned")
+ENGINES = {
+    "paged": Engine(PagedScheduler, PAGED, (*PRESSURE, *FORKS, "hit_tokens", "swapped_in_blocks")),
+    "no-evict": Engine(NoEvictScheduler, NO_EVICT, (*FORKS, "hit_tokens", "chunks")),
+    "vllm-v0": Engine(VllmV0Scheduler, V0, ("preemptions", "resumed", *FORKS, "swapped_in_blocks")),
+    "vllm-v1": Engine(VllmV1Scheduler, V1, (*PRESSURE, "hit_tokens")),
+    "vllm-v1-async": Engine(VllmV1AsyncScheduler, V1, (*PRESSURE, "hit_tokens"), AsyncServer),
 }
-"""What the random scenarios of an engine are good for; a generator that lost it would prove nothing."""
 
 
-def replay_all(engine: str, seeds: range) -> None:
-    make_scheduler, traits = ENGINES[engine]
+def replay_engine(engine: Engine, seed: int, **keywords: Any) -> tuple[Replay, EventCounts]:
+    scenario = random_scenario(seed, engine.traits)
+    return replay_scenario(scenario, engine.make_scheduler, make_server=engine.make_server, **keywords)
+
+
+def replay_all(name: str, seeds: range) -> None:
+    engine = ENGINES[name]
     total = EventCounts()
     for seed in seeds:
         try:
-            _, counts = replay_scenario(random_scenario(seed, traits), make_scheduler)
+            _, counts = replay_engine(engine, seed)
         except LawViolation as violation:
-            raise AssertionError(f"{engine}, seed {seed}: {violation}") from violation
+            raise AssertionError(f"{name}, seed {seed}: {violation}") from violation
         total += counts
     assert total.finished > 2 * len(seeds)
-    for event in MUST_HAPPEN[engine]:
+    for event in engine.must_happen:
         assert getattr(total, event) >= len(seeds) // 5, (event, total)
 
 
@@ -107,7 +166,7 @@ def count_caught(tamper: Callable[[StepPlan], StepPlan | None], seeds: range) ->
             return seen[0]
 
         try:
-            replay_scenario(random_scenario(seed, PAGED), PagedScheduler, wrap=wrap)
+            replay_engine(ENGINES["paged"], seed, wrap=wrap)
         except LawViolation:
             num_caught += 1
         num_tampered += seen[0].is_done
