@@ -8,7 +8,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -35,10 +35,18 @@ class BadRow(Exception):
     """One row cannot be used; `column` and `value` say which cell is to blame."""
 
     def __init__(self, column: str, value: object, problem: str) -> None:
-        super().__init__(problem)
+        super().__init__(f"{_shown(value)} {problem}")
         self.column = column
         self.value = value
         self.problem = problem
+
+
+class MissingKey(BadRow):
+    """An object of a JSON trace has no such key."""
+
+    def __init__(self, column: str, row: Mapping[str, object]) -> None:
+        super().__init__(column, None, "is missing")
+        self.args = (f"is missing; keys found: {listed(row)}",)
 
 
 class RowErrors:
@@ -52,7 +60,7 @@ class RowErrors:
 
     def report(self, place: str, bad: BadRow) -> None:
         """Bad row at `place`, such as "row 3 (line 4)": raises unless bad rows are skipped."""
-        text = f"{place}, column {bad.column!r}: {_shown(bad.value)} {bad.problem}"
+        text = f"{place}, column {_shown(bad.column)}: {bad}"
         if not self._skip:
             raise ScenarioError(f"{self.path}: {text}; correct the row, or set on_bad_row: skip")
         self.num_skipped += 1
@@ -70,9 +78,23 @@ def fail(path: str, problem: str) -> NoReturn:
     raise ScenarioError(f"{path}: {problem}")
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes, cut where they are many or long."""
+    shown = [_shown(name) for name in names]
+    more = f", and {len(shown) - 20} more" if len(shown) > 20 else ""
+    return ", ".join(shown[:20]) + more if shown else "none"
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _opened(path: str | Path) -> io.BufferedReader:
+    try:
+        return open(path, "rb")
+    except ValueError as error:
+        fail(str(path), f"is no file name: {error}")
 
 
 class _Peekable(Protocol):
@@ -86,7 +108,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     Raises ScenarioError where it cannot be opened or where its compressed data are damaged.
     """
     try:
-        with open(path, "rb") as raw:
+        with _opened(path) as raw:
             # Peeking keeps the position, so that the decoder sees the file from its start.
             packed = raw.peek(2)[:2] == _GZIP_MAGIC
             buffered = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw
@@ -96,10 +118,6 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         fail(str(path), f"its compressed data are damaged ({error}); copy or download it again")
     except OSError as error:
         fail(str(path), f"cannot be read: {error.strerror or error}")
-    except ValueError as error:
-        fail(str(path), f"cannot be read: {error}")
-    except UnicodeError as error:
-        fail(str(path), f"is no text: {error}")
 
 
 def _encoding(buffered: _Peekable) -> str:

@@ -23,8 +23,10 @@ from kvsim.workload.trace_files import (
     BadRow,
     Chunk,
     CsvRows,
+    MissingKey,
     RowErrors,
     fail,
+    listed,
     normal,
     open_text,
     parse_int,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("azure", "mooncake", "burstgpt", "vidur", "sharegpt", "csv")
 MOONCAKE_BLOCK = 512
+MAX_ROWS = 100_000_000
 _HASH_BLOCKS = (512, 16, 32, 64, 128, 256, 1024, 8)
 """Tokens per hash id that are tried when the scenario names none."""
 
@@ -234,12 +237,12 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
         found = [index for index, name in enumerate(names) if name in column.normal_names]
         if len(found) > 1:
             fail(path, f"column {column.names[0]!r} is there {len(found)} times, as "
-                 f"{', '.join(repr(header[index]) for index in found)}; keep one")
+                 f"{listed(header[index] for index in found)}; keep one")
         if found:
             places[column.fills] = (found[0], column)
         elif column.required and (needs_times or column.fills != "arrival_ns" or trace_format != "csv"):
             fail(path, f"column {column.names[0]!r} is missing (read as {trace_format}); "
-                 f"columns found: {', '.join(repr(name) for name in header)}")
+                 f"columns found: {listed(header)}")
     if "prefix_tokens" in places and "prefix_group" not in places:
         fail(path, "column 'prefix_tokens' needs a column 'prefix_group' that says whose prefix it is")
     if "prefix_group" in places and "prefix_tokens" not in places:
@@ -419,7 +422,7 @@ class _Lines:
         """Append one object; raises BadRow and leaves the columns as they were."""
         for column in ("timestamp", "input_length", "output_length"):
             if column not in row:
-                raise BadRow(column, sorted(map(str, row)), "are the keys found: this one is missing")
+                raise MissingKey(column, row)
         time = parse_seconds("timestamp", row["timestamp"], NS_PER_MS)
         prompt = parse_int("input_length", row["input_length"], 1)
         output = parse_int("output_length", row["output_length"], 1)
@@ -436,7 +439,7 @@ class _Lines:
         if not self.has_ids:
             return []
         if "hash_ids" not in row:
-            raise BadRow("hash_ids", sorted(map(str, row)), "are the keys found: this one is missing")
+            raise MissingKey("hash_ids", row)
         ids = row["hash_ids"]
         if not isinstance(ids, list):
             raise BadRow("hash_ids", ids, "is not a list")
@@ -567,7 +570,7 @@ def _first_exchange(entry: object) -> tuple[int, int] | None:
     if not isinstance(entry, dict):
         raise BadRow("(entry)", entry, "is no conversation; it should be {id, conversations: [{from, value}]}")
     if "conversations" not in entry:
-        raise BadRow("conversations", sorted(map(str, entry)), "are the keys found: this one is missing")
+        raise MissingKey("conversations", entry)
     messages = entry["conversations"]
     if not isinstance(messages, list):
         raise BadRow("conversations", messages, "is not a list")
@@ -679,8 +682,11 @@ def repeated(trace: Trace, times: int) -> Trace:
         fail(trace.path, f"repeat is {times}; it is at least 1")
     if times == 1:
         return trace
+    if len(trace) * times > MAX_ROWS:
+        fail(trace.path, f"repeat {times} makes {len(trace) * times} requests; {MAX_ROWS} are the most")
     rows = np.tile(np.arange(len(trace)), times)
-    whole = trace.take(rows)
+    # Passes follow each other, so that the order of the file no longer says anything.
+    whole = replace(trace, file_rank=None).take(rows)
     if whole.arrival_ns is None:
         return whole
     first_ns, last_ns = int(whole.arrival_ns[0]), int(whole.arrival_ns[len(trace) - 1])

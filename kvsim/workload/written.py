@@ -33,7 +33,7 @@ def written_source(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Source:
         try:
             request = _request(index, row, groups, list(sessions), seed)
         except BadRow as bad:
-            raise ScenarioError(f"workload.requests[{index}].{bad.column}: {bad.value!r} {bad.problem}") from None
+            raise ScenarioError(f"workload.requests[{index}].{bad.column}: {bad}") from None
         requests.append(request)
         sessions.setdefault(row.get("session", f"alone {index}"), []).append(request)
     _check_ids(requests)

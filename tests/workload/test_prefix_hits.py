@@ -1,0 +1,147 @@
+"""The ideal prefix-hit curve: small cases by hand, laws against a naive cache, and the recorded reference."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.types import ScenarioError
+from kvsim.workload.prefix_hits import BlockTrace, block_trace, prefix_curve, prefix_hits
+from kvsim.workload.trace_report import render, trace_report
+from kvsim.workload.traces import Trace, load_trace
+
+
+def blocks(*requests: list[int], block_size: int = 4, partial: int = 0) -> BlockTrace:
+    """Requests as lists of ids; each prompt ends `partial` tokens before its last block's end."""
+    lens = np.array([len(ids) for ids in requests])
+    ids = np.array([id_ for request in requests for id_ in request], dtype=np.int64)
+    return BlockTrace(ids, np.concatenate(([0], np.cumsum(lens))), lens * block_size - partial, block_size)
+
+
+def test_a_hit_is_a_whole_beginning() -> None:
+    hits = prefix_hits(blocks([1, 2, 3], [1, 2, 4], [9, 2, 3]))
+    assert (hits.hit_blocks, hits.total_blocks, hits.hit_tokens) == (2, 9, 8)
+
+
+def test_the_last_token_is_computed_anew_in_capped_hits() -> None:
+    whole = prefix_hits(blocks([1, 2], [1, 2]))
+    assert (whole.hit_blocks, whole.hit_blocks_capped) == (2, 1)
+    partial = prefix_hits(blocks([1, 2], [1, 2], partial=1))
+    assert (partial.hit_blocks, partial.hit_blocks_capped, partial.hit_tokens) == (2, 1, 7)
+
+
+def test_the_tail_is_evicted_before_the_head() -> None:
+    requests = blocks([1, 2, 3], [7], [1, 2, 3])
+    assert prefix_hits(requests, 3, "rev").hit_blocks == 2
+    assert prefix_hits(requests, 3, "fwd").hit_blocks == 0
+
+
+def naive(trace: BlockTrace, capacity: int, order: str) -> list[int]:
+    """An LRU list in plain Python, one request after another."""
+    cache: list[int] = []
+    matched = []
+    for start, end in zip(trace.offsets, trace.offsets[1:], strict=False):
+        ids = trace.ids[start:end].tolist()
+        found = 0
+        while found < len(ids) and ids[found] in cache:
+            found += 1
+        matched.append(found)
+        for id_ in ids[::-1] if order == "rev" else ids:
+            if id_ in cache:
+                cache.remove(id_)
+            cache.append(id_)
+        cache = cache[-capacity:]
+    return matched
+
+
+@given(
+    requests=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=20),
+    capacity=st.integers(1, 12),
+    order=st.sampled_from(["rev", "fwd"]),
+)
+def test_equals_a_naive_cache(requests: list[list[int]], capacity: int, order: str) -> None:
+    trace = blocks(*requests)
+    assert prefix_hits(trace, capacity, order).hit_blocks == sum(naive(trace, capacity, order))  # type: ignore[arg-type]
+
+
+@given(requests=st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), min_size=1, max_size=20))
+def test_a_larger_cache_finds_no_less(requests: list[list[int]]) -> None:
+    found = [hits.hit_blocks for hits in prefix_curve(blocks(*requests), [1, 2, 4, 8, 16, None])]
+    assert found == sorted(found)
+
+
+def grouped(prompts: list[int], prefix: list[int], group: list[int], session: list[int] | None = None) -> Trace:
+    columns = [np.array(values, dtype=np.int64) for values in (prompts, prefix, group, session or [-1] * len(prompts))]
+    return Trace("t", "csv", None, columns[0], np.ones_like(columns[0]), prefix_tokens=columns[1],
+                 prefix_group=columns[2], session=columns[3] if session else None)
+
+
+def test_k49_what_a_shared_system_prompt_saves() -> None:
+    for shared, tokens in ((1024, 1024), (1030, 1024), (15, 0)):
+        trace = block_trace(grouped([shared + 100] * 100, [shared] * 100, [0] * 100))
+        assert trace is not None
+        hits = prefix_hits(trace)
+        assert hits.hit_tokens == 99 * tokens
+        assert hits.total_tokens == 100 * (shared + 100)
+
+
+def test_groups_and_sessions_do_not_meet() -> None:
+    trace = block_trace(grouped([32, 32, 48, 64], [16, 16, 16, 0], [0, 1, 0, -1], [-1, 5, 5, 6]))
+    assert trace is not None
+    # Row 2 shares its first block with row 0 (group 0), and behind it row 1's session text, which began in group 1.
+    assert prefix_hits(trace).hit_blocks == 2
+
+
+def test_a_prefix_shorter_than_a_block_is_warned_about(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "short.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens\n0,90,1,a,15\n1,90,1,a,15\n")
+    report = trace_report(path)
+    assert any("shorter than a block of 16" in warning for warning in report.warnings)
+    assert report.prefix_hits[-1].hit_blocks == 0
+    assert not trace_report(path, block_size=8).warnings
+
+
+def test_capacities_must_be_positive() -> None:
+    with pytest.raises(ScenarioError, match="capacity"):
+        prefix_curve(blocks([1]), [0])
+
+
+@needs_shared
+def test_mooncake_conversation_gives_the_reference() -> None:
+    folder = SHARED / "data/traces"
+    reference = json.loads((folder / "MOONCAKE_PREFIX_REFERENCE.json").read_text())["conversation"]
+    report = trace_report(folder / "mooncake/conversation_trace.jsonl").to_dict()
+    curve = {hits["capacity"]: hits for hits in report["prefix_hits"]}
+    for row in (row for row in reference if row["order"] == "rev"):
+        for key in ("hit_blocks", "total_blocks", "hit_tokens", "total_tokens", "evictions"):
+            assert curve[row["capacity"]][key] == row[key]
+        for key in ("block_hit_rate", "token_hit_rate", "block_hit_rate_capped"):
+            assert round(curve[row["capacity"]][key], 6) == row[key]
+
+
+@needs_shared
+def test_mooncake_conversation_touched_first_to_last() -> None:
+    folder = SHARED / "data/traces"
+    reference = json.loads((folder / "MOONCAKE_PREFIX_REFERENCE.json").read_text())["conversation"]
+    trace = block_trace(load_trace(folder / "mooncake/conversation_trace.jsonl"))
+    assert trace is not None
+    row = next(row for row in reference if row["order"] == "fwd" and row["capacity"] == 10_000)
+    hits = prefix_hits(trace, 10_000, "fwd")
+    assert (hits.hit_blocks, hits.hit_tokens, hits.num_evictions) == (
+        row["hit_blocks"], row["hit_tokens"], row["evictions"])
+
+
+@needs_shared
+def test_azure_report() -> None:
+    report = trace_report(SHARED / "data/traces/azure2023/AzureLLMInferenceTrace_conv.csv")
+    assert report.rows == 19_366
+    assert (round(report.prompt_tokens.mean, 1), round(report.output_tokens.mean, 1)) == (1154.7, 211.1)
+    assert round(report.rate or 0, 3) == 5.530
+    assert round(report.burstiness_cv or 0, 3) == 1.094
+    assert report.prefix_hits == ()
+    assert "19366 requests" in render(report)

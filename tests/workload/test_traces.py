@@ -1,0 +1,319 @@
+"""Trace loaders: every public format, in all the shapes it is met in; errors that name their place; the knobs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+
+from kvsim.types import NS_PER_S, ScenarioError
+from kvsim.workload import traces
+from kvsim.workload.traces import Trace, load_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.017335+00:00,2399,6
+"""
+BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+"""
+BURST_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,12,0.5,ChatGPT,472,18,490,Conversation log
+30,12,0.5,ChatGPT,300,0,300,Conversation log
+45,13,2.5,ChatGPT,1087,230,1317,Conversation log
+"""
+
+
+def load(tmp_path: Path, content: str | bytes, **options: object) -> Trace:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return load_trace(path, **options)  # type: ignore[arg-type]
+
+
+def rows(trace: Trace) -> list[tuple[int | None, int, int]]:
+    arrivals = [None] * len(trace) if trace.arrival_ns is None else trace.arrival_ns.tolist()
+    return list(zip(arrivals, trace.prompt.tolist(), trace.output.tolist(), strict=True))
+
+
+def error(tmp_path: Path, content: str | bytes, **options: object) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        load(tmp_path, content, **options)
+    return str(caught.value)
+
+
+VARIANTS = {
+    "plain": lambda text: text.encode(),
+    "byte-order mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "CRLF": lambda text: text.replace("\n", "\r\n").encode(),
+    "spaces": lambda text: text.replace(",", ", ").encode(),
+    "lower case": lambda text: text.lower().encode(),
+    "upper case": lambda text: text.upper().encode(),
+    "quoted": lambda text: "\n".join(",".join(f'"{c}"' for c in r.split(",")) for r in text.splitlines()).encode(),
+    "gz": lambda text: gzip.compress(text.encode(), mtime=0),
+    "no last newline": lambda text: text.rstrip("\n").encode(),
+    "blank lines": lambda text: ("\n" + text.replace("\n", "\n\n")).encode(),
+    "semicolons": lambda text: text.replace(",", ";").encode(),
+    "unsorted": lambda text: "".join(np.array(text.splitlines(keepends=True))[[0, 2, 1]]).encode(),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_k66_azure_reads_seven_decimals(tmp_path: Path, variant: str) -> None:
+    trace = load(tmp_path, VARIANTS[variant](AZURE))
+    assert trace.format == "azure"
+    assert rows(trace) == [(0, 374, 44), (4_314_579_000, 396, 109)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_k66_burstgpt_begins_at_its_first_request(tmp_path: Path, variant: str) -> None:
+    trace = load(tmp_path, VARIANTS[variant](BURST))
+    assert trace.format == "burstgpt"
+    assert rows(trace) == [(0, 472, 18), (40 * NS_PER_S, 1087, 230)]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [(AZURE, c) for c in ("TIMESTAMP", "ContextTokens", "GeneratedTokens")]
+    + [(BURST, c) for c in ("Timestamp", "Request tokens", "Response tokens")],
+)
+def test_k66_a_missing_column_is_named_beside_those_found(tmp_path: Path, text: str, column: str) -> None:
+    header, *body = text.splitlines()
+    index = header.split(",").index(column)
+    kept = [",".join(c for i, c in enumerate(line.split(",")) if i != index) for line in (header, *body)]
+    message = error(tmp_path, "\n".join(kept))
+    assert "trace.csv" in message
+    assert repr(column) in message
+    assert all(repr(name) in message for name in kept[0].split(","))
+
+
+def test_burstgpt_failures_are_left_out_and_counted(tmp_path: Path) -> None:
+    trace = load(tmp_path, BURST_SESSIONS)
+    assert rows(trace) == [(0, 472, 18), (40 * NS_PER_S, 1087, 230)]
+    assert trace.num_failed == 1
+    assert any("1 failed" in note for note in trace.notes)
+
+
+def test_azure_2024_with_a_time_zone(tmp_path: Path) -> None:
+    assert rows(load(tmp_path, AZURE_2024)) == [(0, 2162, 5), (7_405_000, 2399, 6)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gap_ns"),
+    [
+        ("2023-11-16 23:59:59.9999999", "2023-11-17 00:00:00", 100),
+        ("2024-02-28 23:59:59", "2024-02-29 00:00:00", NS_PER_S),
+        ("2024-05-10T00:00:00Z", "2024-05-10T02:00:00.5+02:00", NS_PER_S // 2),
+        ("2024-05-10 00:00:00-0130", "2024-05-10 01:30:00.123456789", 123_456_789),
+        ("0", "1.25", 1_250_000_000),
+    ],
+)
+def test_timestamps(tmp_path: Path, first: str, second: str, gap_ns: int) -> None:
+    text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first},1,1\n{second},2,1\n"
+    assert rows(load(tmp_path, text)) == [(0, 1, 1), (gap_ns, 2, 1)]
+
+
+def test_equal_times_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens\n2,1,1\n1,2,1\n2,3,1\n1,4,1\n"
+    trace = load(tmp_path, text)
+    assert trace.prompt.tolist() == [2, 4, 1, 3]
+    assert traces.in_file_order(trace).prompt.tolist() == [1, 2, 3, 4]
+
+
+def test_plain_csv_keeps_its_times_and_optional_columns(tmp_path: Path) -> None:
+    text = (
+        "arrival_s,prompt_tokens,output_tokens,max_output_tokens,prefix_group,prefix_tokens,n,priority,session\n"
+        "2.5,100,20,,a,64,2,1,\n3,90,2,50,,,,-1,s\n4,95,2,50,a,32,,,s\n"
+    )
+    trace = load(tmp_path, text)
+    assert rows(trace) == [(2_500_000_000, 100, 20), (3_000_000_000, 90, 2), (4_000_000_000, 95, 2)]
+    columns = {name: getattr(trace, name).tolist() for name in ("max_output", "prefix_group", "prefix_tokens", "n")}
+    assert columns == {"max_output": [20, 50, 50], "prefix_group": [0, -1, 0], "prefix_tokens": [64, 0, 32],
+                       "n": [2, 1, 1]}
+    assert trace.priority is not None
+    assert trace.session is not None
+    assert (trace.priority.tolist(), trace.session.tolist()) == ([1, -1, 0], [-1, 0, 0])
+
+
+def test_vidur_with_and_without_times(tmp_path: Path) -> None:
+    with_times = load(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,100,7\n1.25,2000,3\n")
+    without = load(tmp_path, "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n")
+    assert rows(with_times) == [(500_000_000, 100, 7), (1_250_000_000, 2000, 3)]
+    assert rows(without) == [(None, 3772, 54)]
+
+
+def test_mooncake_lines(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [46, 47, 9]},
+        {"timestamp": 27.5, "input_length": 513, "output_length": 1, "hash_ids": [46, 3]},
+    ]
+    trace = load(tmp_path, "\n".join(json.dumps(line) for line in lines))
+    assert rows(trace) == [(0, 1030, 5), (27_500_000, 513, 1)]
+    assert trace.hash_block_size == 512
+    assert trace.hash_ids is not None
+    assert trace.hash_offsets is not None
+    assert (trace.hash_ids.tolist(), trace.hash_offsets.tolist()) == ([0, 1, 2, 0, 3], [0, 3, 5])
+
+
+def test_mooncake_rows_move_with_their_ids_when_sorted(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 9, "input_length": 600, "output_length": 5, "hash_ids": [7, 8]},
+        {"timestamp": 1, "input_length": 30, "output_length": 1, "hash_ids": [5]},
+    ]
+    trace = load(tmp_path, "\n".join(json.dumps(line) for line in lines))
+    assert trace.hash_ids is not None
+    assert trace.hash_ids.tolist() == [2, 0, 1]
+
+
+def test_hash_block_size_is_stated_or_found(tmp_path: Path) -> None:
+    line = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [0, 1, 2]})
+    assert load(tmp_path, line).hash_block_size == 16
+    assert load(tmp_path, line, hash_block_size=20).hash_block_size == 20
+    odd = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": list(range(21))})
+    assert "hash_block_size" in error(tmp_path, odd)
+
+
+def test_sharegpt_lengths_are_estimated_from_characters(tmp_path: Path) -> None:
+    text = json.dumps([
+        {"id": "a", "conversations": [{"from": "human", "value": "x" * 40}, {"from": "gpt", "value": "y" * 10}]},
+        {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
+    ])
+    trace = load(tmp_path, text)
+    assert rows(trace) == [(None, 10, 2)]
+    assert trace.num_failed == 1
+    assert rows(load(tmp_path, text, chars_per_token=5.0)) == [(None, 8, 2)]
+    assert rows(load(tmp_path, "\n".join(map(json.dumps, json.loads(text))))) == [(None, 10, 2)]
+
+
+BAD_CELLS = [
+    ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,{},5\n", cell, "prompt_tokens")
+    for cell in ("0", "-3", "nan", "inf", "", "many", "1.5", "99999999999")
+] + [
+    ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n{},5,5\n", cell, "arrival_s")
+    for cell in ("-1", "nan", "soon", "1e18")
+] + [
+    ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n{},5,5\n", cell, "TIMESTAMP")
+    for cell in ("2023-13-01 00:00:00", "2023-01-01 25:00:00", "yesterday", "")
+]
+
+
+@pytest.mark.parametrize(("text", "cell", "column"), BAD_CELLS)
+def test_a_bad_cell_is_named_or_skipped(tmp_path: Path, text: str, cell: str, column: str) -> None:
+    message = error(tmp_path, text.format(cell))
+    for part in ("trace.csv", "row 2", "line 3", repr(column), repr(cell), "on_bad_row: skip"):
+        assert part in message
+    trace = load(tmp_path, text.format(cell), on_bad_row="skip")
+    assert (len(trace), trace.num_skipped) == (1, 1)
+    assert any("1 bad rows skipped" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"timestamp": 1, "input_length": 5', "no JSON"),
+        ("[1, 2]", "no JSON object"),
+        ('{"timestamp": 1, "output_length": 5, "hash_ids": [1]}', "'input_length'"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5}', "'hash_ids'"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 5, "hash_ids": [1]}', "'input_length'"),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": [1]}', "'timestamp'"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 5, "hash_ids": [1]}', "'input_length'"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [1.5]}', "'hash_ids'"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": 3}', "'hash_ids'"),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped(tmp_path: Path, line: str, problem: str) -> None:
+    good = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}\n'
+    message = error(tmp_path, good + line)
+    for part in ("trace.csv", "row 2", problem):
+        assert part in message
+    assert load(tmp_path, good + line, on_bad_row="skip").num_skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "empty"),
+        ("\n\n", "empty"),
+        ("arrival_s,prompt_tokens,output_tokens\n", "no usable request"),
+        ("0.0,12,34\n", "column names"),
+        ("[]", "no usable request"),
+        ("[{", "no JSON"),
+        ("arrival_s,prompt_tokens,output_tokens,output_tokens\n0,1,1,1\n", "2 times"),
+        ("arrival_s,prompt_tokens,output_tokens,prefix_tokens\n0,1,1,1\n", "prefix_group"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1\n", "2 cells"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,2,3\n", "4 cells"),
+        ("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens\n0,8,2,a,9\n", "prefix_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens,max_output_tokens\n0,8,20,9\n", "max_output_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n" + '0,"' + "x" * 200_000, "no CSV"),
+    ],
+)
+def test_a_file_that_is_no_trace(tmp_path: Path, text: str, problem: str) -> None:
+    assert problem in error(tmp_path, text)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.csv", tmp_path):
+        with pytest.raises(ScenarioError, match="cannot be read"):
+            load_trace(path)
+    with pytest.raises(ScenarioError, match="damaged"):
+        load(tmp_path, gzip.compress(AZURE.encode(), mtime=0)[:-12])
+    with pytest.raises(ScenarioError, match="did you mean 'mooncake'"):
+        load(tmp_path, AZURE, trace_format="moncake")
+
+
+def simple(arrivals_s: list[float]) -> Trace:
+    times = np.array([round(t * NS_PER_S) for t in arrivals_s], dtype=np.int64)
+    return Trace("t", "csv", times, np.arange(1, len(times) + 1), np.ones_like(times))
+
+
+def test_knobs() -> None:
+    trace = simple([0, 1, 2, 4])
+    assert traces.first(trace, 2).prompt.tolist() == [1, 2]
+    part = traces.window(trace, 1, 4)
+    assert rows(part) == [(0, 2, 1), (NS_PER_S, 3, 1)]
+    assert rows(traces.at_speed(trace, 2.0))[-1] == (2 * NS_PER_S, 4, 1)
+    assert traces.at_rate(trace, 3.0).mean_rate == pytest.approx(3.0)
+    assert set(rows(traces.at_rate(trace, float("inf")))) == {(0, i, 1) for i in range(1, 5)}
+    twice = traces.repeated(simple([0, 1, 2]), 2)
+    assert [t // NS_PER_S for t, _, _ in rows(twice)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: traces.window(t, 50, 60), lambda t: traces.window(t, 2, 2), lambda t: traces.first(t, 0),
+        lambda t: traces.at_speed(t, 0), lambda t: traces.at_speed(t, float("nan")), lambda t: traces.at_rate(t, -1),
+        lambda t: traces.repeated(t, 0), lambda t: traces.at_speed(t, 1e-12), lambda t: traces.repeated(t, 10**10),
+        lambda t: traces.at_rate(traces.first(t, 1), 2.0), lambda t: traces.window(t, float("nan"), 3),
+    ],
+)
+def test_knobs_that_make_no_sense(call: object) -> None:
+    with pytest.raises(ScenarioError):
+        call(simple([0, 1, 2, 4]))  # type: ignore[operator]
+
+
+@needs_shared
+def test_azure_conversation_is_read_whole_and_fast() -> None:
+    begin = time.perf_counter()
+    trace = load_trace(SHARED / "data/traces/azure2023/AzureLLMInferenceTrace_conv.csv")
+    assert time.perf_counter() - begin < 2.0
+    assert len(trace) == 19_366
+    assert trace.prompt.mean() == pytest.approx(1154.7, abs=0.05)
+    assert trace.output.mean() == pytest.approx(211.1, abs=0.05)
+    assert trace.mean_rate == pytest.approx(5.530, abs=0.0005)
+
+
+@needs_shared
+def test_the_recorded_workload_names_16_token_blocks() -> None:
+    trace = load_trace(SHARED / "data/traces/vllm-0.19-runs/sharegpt_llama31_8b_300_sps10.jsonl")
+    assert (len(trace), trace.hash_block_size) == (300, 16)
