@@ -325,3 +325,31 @@ def plot_held_out(pairs: Sequence[tuple[str, float, float]], path: str | Path) -
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None) -> tuple[ErrorLine, ...]:
+    """Errors of a profile on the rows of another file, per operation, kernel and version it has a fit for.
+
+    Raises ScenarioError if it has one for none of them.
+    """
+    lines = []
+    for group in load_measurements(path, gpu).groups:
+        fit = _fit_for(profile, group.key)
+        if fit is None:
+            continue
+        errors = fit.predict_us(group.columns) / group.latency_us - 1.0
+        for kind in sorted(set(group.kinds)):
+            chosen = errors[group.kinds == kind]
+            lines.append(error_line(group.key, kind, len(chosen), chosen))
+    if not lines:
+        raise ScenarioError(f"{path}: no row is of an operation, kernel and version that profile {profile.name!r} has")
+    return tuple(lines)
+
+
+def _fit_for(profile: Profile, key: GroupKey) -> OpFit | None:
+    for fit in profile.fits:
+        if (fit.op, fit.kind, fit.framework, fit.kernel, fit.version) == (
+            key.op, key.kind, key.framework, key.kernel, key.version
+        ):
+            return fit
+    return None

@@ -60,7 +60,7 @@ class OpFit:
     @cached_property
     def _nodes(self) -> np.ndarray:
         columns = {name: self.points[:, i] for i, name in enumerate(FORMS[self.op].features)}
-        return log_features(self.op, columns) * np.asarray(self.scales)
+        return np.asarray(log_features(self.op, columns) * np.asarray(self.scales))
 
     @cached_property
     def bounds(self) -> dict[str, tuple[float, float]]:
@@ -84,14 +84,11 @@ class OpFit:
         log_ratio = np.concatenate(
             [basis(self.basis, part, self._nodes) @ self.weights for part in _parts(features)] or [np.zeros(0)]
         )
-        return bare * np.exp(np.clip(log_ratio, -1.0, 1.0)).reshape(bare.shape)
+        return np.asarray(bare * np.exp(np.clip(log_ratio, -1.0, 1.0)).reshape(bare.shape))
 
     def covers(self, columns: Mapping[str, Any], slack: float = 1.5) -> bool:
         """The (scalar) columns lie inside the measured ranges, give or take a factor `slack`."""
-        for name, (low, high) in self.bounds.items():
-            if not low / slack <= columns[name] <= high * slack:
-                return False
-        return True
+        return all(low / slack <= columns[name] <= high * slack for name, (low, high) in self.bounds.items())
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

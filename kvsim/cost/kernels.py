@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -277,7 +277,9 @@ class KernelCost:
         left, right = a + (b - a) * v, c + (d - c) * v
         return left + (right - left) * u
 
-    def _mixed_attention(self, num_decodes: int, ctx: float, num_chunks: int, num_tokens: float, prefix: float) -> float:
+    def _mixed_attention(
+        self, num_decodes: int, ctx: float, num_chunks: int, num_tokens: float, prefix: float
+    ) -> float:
         h, s = _cell(_MIXED_BATCHES, num_decodes)
         i, t = _cell(_MIXED_CTX, ctx)
         j, u = _cell(_CHUNK, num_tokens)
@@ -346,7 +348,7 @@ def _cell(nodes: list[float], value: float) -> tuple[int, float]:
     return i, (value - nodes[i]) / (nodes[i + 1] - nodes[i])
 
 
-def _equal_chunks(shape: StepShape) -> tuple[int, float, float]:
+def _equal_chunks(shape: StepShape) -> tuple[int, int, float]:
     """(number of chunks, tokens of all, prefix) of equal chunks that score as many query-key pairs as those planned.
 
     Engines that pad prompts compute the padding too.
@@ -363,7 +365,7 @@ def _equal_chunks(shape: StepShape) -> tuple[int, float, float]:
         num_tokens += length
         pairs += length * (start + 0.5 * length)
     if not num_tokens:
-        return num_chunks, 0.0, 0.0
+        return num_chunks, 0, 0.0
     return num_chunks, num_tokens, max(0.0, pairs / num_tokens - 0.5 * num_tokens / num_chunks)
 
 
@@ -380,3 +382,36 @@ def _device_facts(profile: Profile) -> DeviceFacts:
     except ScenarioError:
         return DeviceFacts()
     return DeviceFacts(gpu.pcie_bandwidth / 1e9 * LARGE_COPY_SHARE, gpu.memory_bandwidth / 1e9, gpu.l2_bytes)
+
+
+def make_kernel_cost(config: Any, scenario: Any, pool: Any) -> KernelCost:
+    """The `CostModel` of a scenario's `cost: {type: kernels, ...}` or `{type: roofline, ...}`.
+
+    `config` is the cost block; `scenario` gives engine, parallelism and KV format, `pool` geometry, GPU and block size.
+    Raises ScenarioError for a GPU without profile, or a model without the needed dimensions.
+    """
+    engine = str(scenario.engine)
+    max_num_seqs = int(getattr(scenario.scheduler, "max_num_seqs", None) or 256)
+    common = {
+        "block_size": pool.block_size,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
+        "kv_cache_dtype": scenario.kv_cache_dtype,
+        "table_sync": config.table_sync,
+        "cuda_graph_sizes": vllm_graph_sizes(max_num_seqs) if engine.startswith("vllm") else (),
+        "cpu_schedule_us": config.cpu_schedule_us,
+        # An engine that plans a step while the one before runs hides this work; its server takes the longer of both.
+        "adds_cpu_time": engine != "vllm-v1-async",
+        "table_entry_bytes": config.table_entry_bytes,
+    }
+    if config.type == "roofline":
+        from kvsim.cost.roofline import roofline_cost
+
+        own = ("peak_tflops", "memory_bandwidth_gb_s", "efficiency", "step_overhead_us", "pcie_bandwidth_gb_s",
+               "interconnect_gb_s")
+        return roofline_cost(pool.geometry, **common, **{name: getattr(config, name) for name in own})
+    profile = config.profile if config.profile is not None else _profile_of_gpu(pool.gpu.name)
+    return KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)
+
+
+def _profile_of_gpu(gpu_name: str) -> Profile:
+    return load_profile(gpu_name)

@@ -17,6 +17,7 @@ of 64 tokens.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -50,7 +51,7 @@ def block_size_factor(block_size: int, measured_at: int = 64) -> BlockSizeFactor
 def _against_64(block_size: int) -> BlockSizeFactor:
     if block_size <= _AGAINST_64[0][0]:
         return _AGAINST_64[0][1]
-    for (left, low), (right, high) in zip(_AGAINST_64, _AGAINST_64[1:], strict=False):
+    for (left, low), (right, high) in pairwise(_AGAINST_64):
         if block_size <= right:
             share = math.log(block_size / left) / math.log(right / left)
             return BlockSizeFactor(*(a + share * (b - a) for a, b in zip(low, high, strict=True)))

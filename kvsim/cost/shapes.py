@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvsim.memory.geometry import FULL, ModelGeometry, dtype_bytes
 from kvsim.types import ScenarioError
@@ -102,11 +104,9 @@ def _active_width(down: Matrix) -> int:
 def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, Matrix], bool, list[str]]:
     config = geometry.config
     gated = config.get("model_type") not in _UNGATED
-    num_experts = next((int(config[key]) for key in ("num_local_experts", "num_experts", "n_routed_experts")
-                        if config.get(key)), 1)
+    num_experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts"), 1)
     if num_experts > 1:
-        per_token = next((int(config[key]) for key in ("num_experts_per_tok", "experts_per_token", "num_selected_experts")
-                          if config.get(key)), 2)
+        per_token = _first(config, ("num_experts_per_tok", "experts_per_token", "num_selected_experts"), 2)
         width = int(config.get("moe_intermediate_size") or _field(geometry, "intermediate_size"))
         notes = ["experts are priced from the bytes and operations of those that a step touches, not from measurements"]
     else:
@@ -114,6 +114,10 @@ def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, M
     width //= tp
     up = Matrix((2 if gated else 1) * width, hidden, num_experts, per_token)
     return (up, Matrix(hidden, width, num_experts, per_token)), gated, notes
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
+    return next((int(config[name]) for name in names if config.get(name)), default)
 
 
 def _field(geometry: ModelGeometry, *names: str) -> int:

@@ -1,0 +1,147 @@
+"""`kvsim calibrate`"""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from kvsim.cli import console
+from kvsim.cli.options import Json, NoPlots
+from kvsim.types import ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.cost.calibrate import Calibration, ErrorLine
+    from kvsim.cost.profile import Profile
+
+
+def command(
+    measurements: Annotated[
+        Path | None, Argument(help="Kernel measurements, CSV (see docs/accuracy.md).", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, Option("--out", help="The profile to write (YAML); a picture goes beside it.", show_default=False)
+    ] = None,
+    gpu: Annotated[str | None, Option("--gpu", help="One of several GPUs in the file.", show_default=False)] = None,
+    framework: Annotated[str, Option("--framework", help="Whose rows to fit.")] = "vllm",
+    version: Annotated[
+        str | None, Option("--version", help="One version only; default: all, the newest is used.", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, Option("--name", help="Name of the profile; default: the GPU.", show_default=False)
+    ] = None,
+    seed: Annotated[int, Option("--seed", help="Which rows are held out.")] = 0,
+    hold_out: Annotated[float, Option("--hold-out", help="Share of the rows kept for the test.")] = 0.2,
+    test: Annotated[
+        Path | None, Option("--test", help="Predict these rows too: measurements made elsewhere.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        str | None,
+        Option("--profile", help="An existing profile, instead of fitting measurements.", show_default=False),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        Option("--from-run", help="A recorded run, or `vllm bench serve --save-detailed` JSON: the engine's overhead "
+               "per step is fitted to its gaps.", show_default=False),
+    ] = None,
+    workload: Annotated[
+        Path | None, Option("--workload", help="The requests of that run (JSONL).", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, Option("--model", help="The model of that run, where it does not say.", show_default=False)
+    ] = None,
+    json: Json = False,
+    no_plots: NoPlots = False,
+) -> None:
+    """Fit a cost profile to kernel measurements, or an engine's step overhead to a recorded run.
+
+    Prints the error on rows that were held out, per operation, and writes a profile that a scenario names:
+    cost: {type: kernels, profile: FILE.yaml}.
+    """
+    if (measurements is None) == (profile is None):
+        raise ScenarioError("calibrate takes either MEASUREMENTS.csv or --profile NAME (with --from-run or --test)")
+    document: dict[str, object] = {}
+    if measurements is not None:
+        from kvsim.cost.calibrate import calibrate, calibration_dict
+
+        result = calibrate(
+            measurements, gpu=gpu, framework=framework, version=version, name=name, seed=seed, hold_out=hold_out
+        )
+        fitted = result.profile
+        document |= calibration_dict(result)
+        _show(json, _errors_text(result))
+        if out is not None and not no_plots:
+            document["picture"] = str(_draw(result, out))
+    else:
+        from kvsim.cost.profile import load_profile
+
+        assert profile is not None
+        fitted = load_profile(profile)
+    if test is not None:
+        document["test"] = _test(fitted, test, gpu, json)
+    if from_run is not None:
+        fitted, document["overhead"] = _add_overhead(fitted, from_run, workload, model, json)
+    if out is not None:
+        from kvsim.cost.profile import save_profile
+
+        save_profile(fitted, out)
+        document["out"] = str(out)
+        _show(json, f"wrote {out}: cost: {{type: kernels, profile: {out}}}")
+    if json:
+        console.say(json_module.dumps(document, indent=2))
+
+
+def _show(json: bool, text: str) -> None:
+    if not json:
+        console.say(text)
+
+
+def _errors_text(result: Calibration) -> str:
+    fitted = result.profile
+    head = f"{fitted.gpu}, {fitted.framework} {fitted.version}: {fitted.provenance['num_rows']} rows, seed " \
+           f"{fitted.provenance['seed']}; errors on held-out rows, per cent"
+    return f"{head}\n{error_table(result.errors)}"
+
+
+def error_table(errors: tuple[ErrorLine, ...]) -> str:
+    """The held-out errors as columns of text."""
+    header = ("operation", "kernel", "version", "rows", "held out", "mean abs", "bias", "worst", "within 15 %", "20 %",
+              "25 %")
+    rows = [
+        (e.op, e.kernel[:26], e.version, str(e.num_rows), str(e.num_held_out), f"{e.mape_pct:.1f}",
+         f"{e.bias_pct:+.1f}", f"{e.worst_pct:.0f}", f"{e.within_15_pct:.0f}", f"{e.within_20_pct:.0f}",
+         f"{e.within_25_pct:.0f}")
+        for e in errors
+    ]
+    return console.table(rows, header)
+
+
+def _draw(result: Calibration, out: Path) -> Path:
+    from kvsim.cost.calibrate import plot_held_out
+
+    picture = out.with_suffix(".png")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    plot_held_out(result.held_out, picture)
+    return picture
+
+
+def _test(fitted: Profile, path: Path, gpu: str | None, json: bool) -> list[dict[str, object]]:
+    from kvsim.cost.calibrate import profile_errors
+
+    errors = profile_errors(fitted, path, gpu=gpu)
+    _show(json, f"{path}: rows predicted by {fitted.name}, per cent\n{error_table(errors)}")
+    return [dict(line.__dict__) for line in errors]
+
+
+def _add_overhead(
+    fitted: Profile, run: Path, workload: Path | None, model: str | None, json: bool
+) -> tuple[Profile, dict[str, object]]:
+    from dataclasses import replace
+
+    from kvsim.cost.from_run import fit_overhead
+
+    overhead = fit_overhead(run, fitted, workload=workload, model=model)
+    _show(json, overhead.text())
+    return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()
