@@ -212,10 +212,16 @@ class StaticScheduler:
             num_waiting=len(self.waiting),
             waits_for_memory=self._head_slots > 0,
             head_slots=self._head_slots,
+            head_wait=self._head_wait(),
             released=released,
         )
         self._store(plan)
         return plan
+
+    def _head_wait(self) -> str:
+        if not self.waiting:
+            return ""
+        return "blocks" if self._head_slots else "running batch"
 
     def _form_batch(self) -> tuple[Admission, ...]:
         """Admit waiting requests in order until one has no place or no region."""
