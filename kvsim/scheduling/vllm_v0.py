@@ -17,7 +17,16 @@ from kvsim.request import Group, Request, Sequence, Status
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import OutcomeBuilder
 from kvsim.scheduling.calendar import Calendar, merged
-from kvsim.scheduling.plan import Admission, Fork, Preemption, PrefillChunk, Rejection, StepOutcome, StepPlan
+from kvsim.scheduling.plan import (
+    Admission,
+    Fork,
+    Preemption,
+    PrefillChunk,
+    Rejection,
+    StepOutcome,
+    StepPlan,
+    TableUpdate,
+)
 from kvsim.scheduling.queues import make_queue
 from kvsim.scheduling.vllm_v0_beam import BeamMoves, moves_of
 from kvsim.scheduling.vllm_v0_memory import GroupMemory
@@ -265,7 +274,7 @@ class VllmV0Scheduler:
             seq.num_computed_tokens = seq.num_tokens
             draft.admitted.append(Admission(seq, start, group.was_preempted))
             draft.prefills.append(PrefillChunk(seq, start, seq.num_tokens - start, True))
-            self._note_table(draft, seq, 0)
+            self._note_table(draft, seq)
         self._join(group)
         self._scheduled.append(group)
 
@@ -319,7 +328,7 @@ class VllmV0Scheduler:
         if growth.is_changed:
             draft.copies += growth.copies
             draft.grown.append(seq)
-            self._note_table(draft, seq, len(self.allocator.block_table(seq.seq_id)) - 1)
+            self._note_tail(draft, seq)
 
     def _store_decodes(self, draft: StepDraft) -> None:
         """Count one more stored token for every running sequence."""
@@ -394,7 +403,7 @@ class VllmV0Scheduler:
         for seq in group.seqs:
             draft.resumed.append(seq)
             draft.copies += self.memory.append(seq).copies
-            self._note_table(draft, seq, 0)
+            self._note_table(draft, seq)
 
     # outcomes
 
@@ -414,16 +423,16 @@ class VllmV0Scheduler:
         for seq in ending:
             ended_by_group.setdefault(_group_of(seq).order, []).append(seq)
         for order in self._in_running_order(ended_by_group.keys() | self.stepwise.keys()):
+            group = self.running[order]
             if order in self.stepwise:
-                self._emit_stepwise(self.running[order], outcome)
-            else:
-                ended = sorted(ended_by_group[order], key=_by_rank)
-                self._end_all(self.running[order], ended, outcome)
+                self._emit_stepwise(group, outcome)
+                self._enter_calendar(group)
+                continue
+            self._end_all(group, sorted(ended_by_group[order], key=_by_rank), outcome)
 
     def _emit_stepwise(self, group: Group, outcome: OutcomeBuilder) -> None:
         """Every sequence of the group gets its token; samples fork, beams move, who is done leaves."""
         outcome.num_emitted += len(group.seqs)
-        is_prompt = group.seqs[0].num_computed_tokens == group.seqs[0].num_tokens
         for seq in group.seqs:
             seq.num_output_tokens += 1
         if group.is_beam:
@@ -431,8 +440,10 @@ class VllmV0Scheduler:
         elif group.unforked:
             self._fork_samples(group, outcome)
         self._end_all(group, [seq for seq in group.seqs if seq.num_output_tokens >= seq.output_len], outcome)
-        if self.uses_calendar and not is_prompt and not group.is_beam and group.seqs:
-            # After its first decode step every tail is its own: block boundaries are all that is left to watch.
+
+    def _enter_calendar(self, group: Group) -> None:
+        """After its first decode step every tail is its own: block boundaries are all that is left to watch."""
+        if self.uses_calendar and not group.is_beam and group.seqs:
             del self.stepwise[group.order]
             for seq in group.seqs:
                 self.calendar.join(seq)
@@ -548,9 +559,17 @@ class VllmV0Scheduler:
     def _num_stored(self, seq: Sequence) -> int:
         return seq.num_computed_tokens if seq.join_tick < 0 else self.calendar.position(seq)
 
-    def _note_table(self, draft: StepDraft, seq: Sequence, start: int) -> None:
+    def _note_table(self, draft: StepDraft, seq: Sequence) -> None:
         table = self.allocator.block_table(seq.seq_id)
-        draft.note_table(seq, start, len(table) - start, tuple(table[start:]) if self.detail else None)
+        draft.note_table(len(table))
+        if self.detail:
+            draft.table_updates.append(TableUpdate(seq, 0, tuple(table)))
+
+    def _note_tail(self, draft: StepDraft, seq: Sequence) -> None:
+        draft.note_table(1)
+        if self.detail:
+            table = self.allocator.block_table(seq.seq_id)
+            draft.table_updates.append(TableUpdate(seq, len(table) - 1, tuple(table[-1:])))
 
     def _why_never(self, request: Request) -> str:
         """Why the request can never be served, with both numbers; empty if it can."""

@@ -12,7 +12,7 @@ from kvsim.types import AllocStatus
 
 
 class Growth(NamedTuple):
-    """What one more token did to a sequence's table."""
+    """What one more token did to the last entry of a sequence's table."""
 
     copies: tuple[BlockCopy, ...]
     is_changed: bool
@@ -84,11 +84,10 @@ class GroupMemory:
         return [0] + [shared] * len(others)
 
     def append(self, seq: Sequence) -> Growth:
-        """Store one more token than the sequence stores now."""
-        allocator, seq_id = self.allocator, seq.seq_id
-        num_slots = allocator.num_slots(seq_id)
-        copies = allocator.append_slots(seq_id, self.num_stored(seq) + 1 - allocator.num_tokens(seq_id))
-        return Growth(copies, bool(copies) or allocator.num_slots(seq_id) != num_slots)
+        """Store one more token than the sequence stores now: at a block boundary the table grows."""
+        allocator, num_stored = self.allocator, self.num_stored(seq)
+        copies = allocator.append_slots(seq.seq_id, num_stored + 1 - allocator.num_tokens(seq.seq_id))
+        return Growth(copies, bool(copies) or num_stored % allocator.block_size == 0)
 
     def swap_out(self, group: Group) -> Transfer | None:
         for seq in group.seqs:

@@ -13,7 +13,6 @@ from kvsim.scheduling.plan import (
     StepShape,
     TableUpdate,
 )
-from kvsim.types import BlockId
 
 
 class StepDraft:
@@ -73,12 +72,10 @@ class StepDraft:
         self.waits_for_memory = True
         self.head_slots = num_slots
 
-    def note_table(self, seq: Sequence, start: int, num_entries: int, entries: tuple[BlockId, ...] | None) -> None:
-        """A table changed from entry `start` on; `entries` are given if the plan is to list them."""
+    def note_table(self, num_entries: int) -> None:
+        """One table changed in `num_entries` entries."""
         self.num_table_rows += 1
         self.num_table_updates += num_entries
-        if entries is not None:
-            self.table_updates.append(TableUpdate(seq, start, entries))
 
     def plan(
         self, step: int, num_table_entries: int, *, num_running: int, num_waiting: int, num_swapped: int
