@@ -239,6 +239,31 @@ def command(model: str, gpu: str | None = None, *, base_dir: Path | None = None,
     return capacity(load_model(model, base_dir=base_dir), gpu, **flags)
 
 
+def kv_cache_bytes(geometry: ModelGeometry, gpu: GpuSpec, scenario: Any) -> int:
+    """Bytes of KV cache that a scenario's GPU has left for it. Raises ScenarioError where that is nothing.
+
+    Reads `memory.gpu_memory_utilization`, `kv_cache_dtype`, `tensor_parallel_size` and the scheduler's limits.
+    """
+    limits = scenario.scheduler
+    max_model_len = getattr(limits, "max_model_len", None) or geometry.max_model_len
+    try:
+        report = capacity(
+            geometry,
+            gpu,
+            gpu_memory_utilization=scenario.memory.gpu_memory_utilization,
+            max_model_len=max_model_len or 1,
+            max_num_seqs=getattr(limits, "max_num_seqs", None),
+            max_num_batched_tokens=getattr(limits, "max_num_batched_tokens", None) or max_model_len,
+            kv_cache_dtype=scenario.kv_cache_dtype,
+            tensor_parallel_size=scenario.tensor_parallel_size,
+        )
+    except GeometryError as error:
+        raise ScenarioError(f"memory: {error}; or say how much there is with memory.kv_cache_memory_bytes") from None
+    if report.num_gpu_blocks < 1:
+        raise ScenarioError(f"memory: {report.problem}")
+    return report.kv_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Flags:
     gpu_memory_utilization: float

@@ -176,13 +176,20 @@ def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, de
 
 
 def _continuous(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
-    from kvsim.scheduling.paged import PagedScheduler
-
-    if config.reservation is not None:
-        keywords["reservation"] = _reservation(config.reservation, keywords["max_model_len"])
     for name in ("preemption", "victim", "queue_order", "gate"):
         keywords[name] = _policy(keywords[name], name)
-    return PagedScheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario))
+    keywords |= {**_common(scenario), "beam_policy": _beam_policy(scenario)}
+    if isinstance(scenario.allocator, PagedMemory):
+        keywords["reservation"] = None  # Tables grow on demand.
+    elif config.reservation is not None:
+        keywords["reservation"] = _reservation(config.reservation, keywords["max_model_len"])
+    if isinstance(scenario.allocator, ContiguousMemory):
+        from kvsim.scheduling.orca import OrcaScheduler
+
+        return OrcaScheduler(allocator, **keywords)
+    from kvsim.scheduling.paged import PagedScheduler
+
+    return PagedScheduler(allocator, **keywords)
 
 
 def _static(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:

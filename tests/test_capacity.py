@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from kvsim.capacity import capacity, command, estimate_activation_bytes
-from kvsim.catalog import GIB, load_model
+from kvsim.capacity import capacity, command, estimate_activation_bytes, kv_cache_bytes
+from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
 from kvsim.types import ScenarioError
 
@@ -209,3 +210,25 @@ def test_the_memory_equation_is_that_of_the_logs(shared_dir):
         printed = row["formula_util*total-weights-act-nontorch"]
         assert f"{report.kv_bytes / GIB:.2f}" == f"{float(printed):.2f}", row["model"]
         assert report.fits == (float(printed) > 2)
+
+
+def scenario_like(**memory):
+    return SimpleNamespace(
+        memory=SimpleNamespace(gpu_memory_utilization=0.9, **memory),
+        scheduler=SimpleNamespace(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=8192),
+        kv_cache_dtype="auto",
+        tensor_parallel_size=1,
+    )
+
+
+def test_a_scenario_gets_what_the_report_says():
+    report = capacity("llama-3.1-8b", "rtx-4090", max_model_len=8192, max_num_seqs=256, max_num_batched_tokens=2048)
+    assert kv_cache_bytes(load_model("llama-3.1-8b"), load_gpu("rtx-4090"), scenario_like()) == report.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [("llama-2-70b", "memory: nothing is left for KV"), (PLANNER, "memory.kv_cache_memory_bytes")]
+)
+def test_a_scenario_without_room_is_an_error(model, message):
+    with pytest.raises(ScenarioError, match=message):
+        kv_cache_bytes(load_model(model), load_gpu("rtx-4090"), scenario_like())
