@@ -67,6 +67,7 @@ class RequestLog:
         "first_scheduled_ns",
         "first_token_ns",
         "index",
+        "longest_output",
         "num_cow_copies",
         "num_output_tokens",
         "num_preemptions",
@@ -89,6 +90,8 @@ class RequestLog:
         self.first_token_ns = NEVER
         self.finish_ns = NEVER
         self.num_output_tokens = 0
+        self.longest_output = 0
+        """Tokens of its longest sample."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.prefix_hit_tokens = 0
@@ -288,7 +291,7 @@ class Recorder:
         self.gaps.on_step(plan, outcome, end_ns)
         for fork in outcome.forks:
             self._on_fork(fork.parent, fork.child)
-        for seq in outcome.started:
+        for seq in (*outcome.started, *outcome.delivered):
             log = self.live[seq.request.request_id]
             if log.first_token_ns == NEVER:
                 log.first_token_ns = end_ns
@@ -350,6 +353,8 @@ class Recorder:
     def _on_sequence_end(self, seq: Sequence) -> None:
         log = self.live[seq.request.request_id]
         log.num_output_tokens += seq.num_output_tokens
+        if seq.num_output_tokens > log.longest_output:
+            log.longest_output = seq.num_output_tokens
         if log.sequences is not None:
             log.sequences.remove(seq)
         self._high_water.pop(seq.seq_id, None)
@@ -473,6 +478,9 @@ class Gaps:
     def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
         if plan.is_decode_tick:
             self._on_tick(plan, outcome, end_ns)
+        elif outcome.delivered:
+            for seq in outcome.delivered:
+                self._on_delivered(seq, end_ns)
         if outcome.started:
             self._on_started(outcome, end_ns)
         for seq in outcome.pruned:
@@ -481,6 +489,9 @@ class Gaps:
     def _on_tick(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
         num_regular = outcome.num_emitted_tokens - len(outcome.started)
         rows = self.table.rows
+        for seq in outcome.delivered:
+            num_regular -= 1
+            self._on_delivered(seq, end_ns)
         if self._fresh:
             kept = {seq.seq_id: self._fresh[seq.seq_id] for seq in plan.skipped}
             for seq_id, start_ns in self._fresh.items():
@@ -494,6 +505,13 @@ class Gaps:
         if len(rows) >= CHUNK_ROWS:
             self.table.take_chunk()
 
+    def _on_delivered(self, seq: Sequence, end_ns: Ns) -> None:
+        """The token in flight reaches a sequence that was preempted meanwhile."""
+        paused_ns = self._paused.get(seq.seq_id)
+        if paused_ns is not None:
+            self.table.rows.append((end_ns - paused_ns, 1))
+        self._paused[seq.seq_id] = end_ns
+
     def _on_started(self, outcome: StepOutcome, end_ns: Ns) -> None:
         for seq in outcome.started:
             paused_ns = self._paused.pop(seq.seq_id, None)
@@ -504,7 +522,7 @@ class Gaps:
             if fork.parent.seq_id in self._fresh:
                 self._fresh[fork.child.seq_id] = end_ns
         for seq in outcome.ended:
-            self._fresh.pop(seq.seq_id, None)
+            self.on_stop(seq)
 
 
 class EndedRequests:
@@ -543,7 +561,6 @@ class EndedRequests:
             self.request_ids.append(request.request_id)
             self.reasons.append(log.reason)
         self.statuses.append(status)
-        longest = max(request.sample_lens) if request.sample_lens else request.output_len
         self.table.rows.append(
             (
                 log.index,
@@ -559,7 +576,7 @@ class EndedRequests:
                 log.num_cow_copies,
                 log.peak_blocks,
                 request.priority,
-                longest,
+                log.longest_output,
             )
         )
         if len(self.table.rows) >= CHUNK_ROWS:

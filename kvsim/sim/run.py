@@ -11,7 +11,7 @@ from kvsim.cost.interface import CostModel
 from kvsim.metrics.recorder import Recorder
 from kvsim.request import Request
 from kvsim.scheduling.interface import Scheduler
-from kvsim.sim.server import Observer, Server
+from kvsim.sim.server import AsyncServer, Observer, Server
 from kvsim.types import Ns
 from kvsim.workload.source import Source
 
@@ -45,7 +45,7 @@ def simulate(
     """
     recorder = Recorder(scheduler, record=record, check=check)
     env = simpy.Environment(initial_time=0)
-    server = Server(env, scheduler, cost, source, (recorder, *observers))
+    server = _make_server(env, scheduler, cost, source, (recorder, *observers))
     env.process(server.run())
     env.run(until=None if horizon_ns is None else horizon_ns + 1)
     end_ns = int(env.now) if horizon_ns is None else horizon_ns
@@ -54,6 +54,16 @@ def simulate(
     num_requests = server.num_submitted + source.num_left
     recorder.close(_not_arrived(source))
     return Simulation(recorder, end_ns, num_requests)
+
+
+def _make_server(
+    env: simpy.Environment, scheduler: Scheduler, cost: CostModel, source: Source, observers: tuple[Observer, ...]
+) -> Server:
+    if not getattr(scheduler, "plans_ahead", False):
+        return Server(env, scheduler, cost, source, observers)
+    return AsyncServer(
+        env, scheduler, cost, source, observers, cpu_schedule_ns=int(getattr(cost, "cpu_schedule_ns", 0))
+    )
 
 
 def _not_arrived(source: Source) -> list[Request]:
