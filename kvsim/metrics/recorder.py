@@ -493,7 +493,7 @@ class Gaps:
             num_regular -= 1
             self._on_delivered(seq, end_ns)
         if self._fresh:
-            kept = {seq.seq_id: self._fresh[seq.seq_id] for seq in plan.skipped}
+            kept = {seq.seq_id: self._fresh[seq.seq_id] for seq in plan.skipped if seq.seq_id in self._fresh}
             for seq_id, start_ns in self._fresh.items():
                 if seq_id not in kept:
                     rows.append((end_ns - start_ns, 1))
