@@ -130,16 +130,19 @@ class TimelineObserver:
                 self.spans.append(Span(*key, name, start_ns, now))
 
 
-def write_timeline(path: Path | str, requests: pd.DataFrame, spans: Iterable[Span], steps: pd.DataFrame) -> Path:
+def write_timeline(
+    path: Path | str, requests: pd.DataFrame, spans: TimelineObserver | Iterable[Span], steps: pd.DataFrame
+) -> Path:
     """Write a run as trace-event JSON.
 
-    `requests` and `steps` have the columns of requests.csv and steps.csv; the spans come from a `TimelineObserver`.
-    Times are those of requests.csv, in microseconds.
+    `requests` and `steps` have the columns of requests.csv and steps.csv (either may be empty); the spans are those
+    of a `TimelineObserver`. Times are those of requests.csv, in microseconds.
     """
     path = Path(path)
+    spans = spans.finish() if isinstance(spans, TimelineObserver) else list(spans)
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        lines = (json.dumps(event, allow_nan=False) for event in trace_events(requests, list(spans), steps))
+        lines = (json.dumps(event, allow_nan=False) for event in trace_events(requests, spans, steps))
         for index, line in enumerate(lines):
             file.write(line if index == 0 else ",\n" + line)
         file.write("\n]}\n")
@@ -172,7 +175,8 @@ def trace_events(requests: pd.DataFrame, spans: list[Span], steps: pd.DataFrame)
 
 def _tracks(requests: pd.DataFrame, spans: list[Span]) -> dict[TrackKey, int]:
     """A number per track, in order of arrival; the samples of a request stand together."""
-    samples: dict[str, set[int]] = {str(request_id): {0} for request_id in requests["request_id"]}
+    request_ids = requests["request_id"] if len(requests) else ()
+    samples: dict[str, set[int]] = {str(request_id): {0} for request_id in request_ids}
     for span in spans:
         samples.setdefault(span.request_id, {0}).add(span.sample)
     keys = [(request_id, sample) for request_id, numbers in samples.items() for sample in sorted(numbers)]
@@ -195,6 +199,8 @@ def _counters(steps: pd.DataFrame) -> Iterator[Event]:
 
 def _lives(requests: pd.DataFrame, tracks: dict[TrackKey, int]) -> Iterator[Event]:
     """A slice per request from arrival to end, with its figures; a mark where it never ended or was turned away."""
+    if not len(requests):
+        return
     arrivals = _microseconds(requests["arrival_s"])
     ends = _microseconds(requests["finish_s"])
     for row, arrival, end in zip(requests.to_dict("records"), arrivals.tolist(), ends.tolist(), strict=True):

@@ -130,11 +130,11 @@ def test_who_never_ended_is_there_too(tmp_path):
     assert [event["name"] for event in events if event["ph"] == "i"] == ["running", "waiting", "not_arrived"]
 
 
-def test_an_empty_run(tmp_path):
-    frame = pd.DataFrame(columns=["request_id", "arrival_s", "finish_s", "status"])
-    steps = pd.DataFrame(columns=["start_s", "duration_ms", "used_blocks", "num_running", "num_waiting"])
-    path = write_timeline(tmp_path / "t.json", frame, [], steps)
+def test_tables_may_be_missing(tmp_path):
+    path = write_timeline(tmp_path / "t.json", pd.DataFrame(), TimelineObserver(), pd.DataFrame())
     assert len(json.loads(path.read_text())["traceEvents"]) == 2
+    path = write_timeline(tmp_path / "t.json", pd.DataFrame(), [Span("a", 0, "prefill", 0, 5, 3)], pd.DataFrame())
+    assert json.loads(path.read_text())["traceEvents"][-1]["dur"] == 0.005
 
 
 def test_spans_are_plain_tuples():
