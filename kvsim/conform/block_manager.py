@@ -79,9 +79,7 @@ class BlockManagerReplay:
 
     def _can_swap_in(self, group: int) -> bool:
         labels = self._labels(group, "swapped")
-        return self.allocator.can_swap_in(
-            labels, extra_blocks=len(labels), watermark_blocks=self.watermark_blocks
-        )
+        return self.allocator.can_swap_in(labels, extra_blocks=len(labels), watermark_blocks=self.watermark_blocks)
 
     def _alloc(self, group: int) -> None:
         waiting = self._in(group, "waiting")
@@ -185,13 +183,22 @@ def replay(case: dict[str, Any]) -> CaseResult:
     for step, (op, expected) in enumerate(zip(case["ops"], case["out"], strict=True)):
         got = driver.step(op)
         if len(got) != len(expected):
-            return CaseResult(case["id"], num_fields, Mismatch(step, "record", expected, got, driver.snapshot()))
+            mismatch = Mismatch(step, "record", expected, got, _state_before(case, step))
+            return CaseResult(case["id"], num_fields, mismatch)
         for name, want, have in zip(FIELDS, expected, got, strict=False):
             if want != have:
-                mismatch = Mismatch(step, name, want, have, {"op": op, **driver.snapshot()})
+                mismatch = Mismatch(step, name, want, have, {"op": op, **_state_before(case, step)})
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1
     return CaseResult(case["id"], num_fields)
+
+
+def _state_before(case: dict[str, Any], step: int) -> dict[str, object]:
+    """The state in which operation `step` was executed."""
+    driver = BlockManagerReplay(case["cfg"])
+    for op in case["ops"][:step]:
+        driver.step(op)
+    return driver.snapshot()
 
 
 def _changed(before: list[int], after: list[int]) -> list[list[int]]:

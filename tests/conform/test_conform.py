@@ -1,0 +1,234 @@
+"""Recorded engine traces, replayed through the classes that a run uses; and what a departure looks like."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvsim.conform import CaseError, command, conform, replay, v0
+from kvsim.conform.cases import Case, load_case
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+LOOPS = ("calendar", "plain")
+
+
+def run(*paths: Path, as_json: bool = False, engine_loop: str = "calendar") -> tuple[int, str]:
+    out = io.StringIO()
+    code = command(paths, as_json, engine_loop, Console(file=out, width=200))
+    return code, out.getvalue()
+
+
+@pytest.mark.parametrize("engine_loop", LOOPS)
+def test_every_committed_case_agrees(engine_loop: str) -> None:
+    code, text = run(GOLDEN, engine_loop=engine_loop)
+    assert code == 0, text
+    num_cases = len(list(GOLDEN.rglob("*.json")))
+    assert text.splitlines()[-1].startswith(f"{num_cases} of {num_cases} cases agree (")
+
+
+@pytest.mark.parametrize("engine_loop", LOOPS)
+@pytest.mark.parametrize(("folder", "num_cases"), [("v0", 60), ("v1", 62)])
+def test_every_recorded_case_agrees(shared_dir: Path, folder: str, num_cases: int, engine_loop: str) -> None:
+    report = conform([shared_dir / "golden" / folder], engine_loop=engine_loop)
+    assert [result for _, result in report.disagreeing] == []
+    assert report.num_agreeing == num_cases
+    assert report.num_fields > 100 * num_cases
+
+
+def test_every_recorded_asynchronous_case_agrees(shared_dir: Path) -> None:
+    assert conform([shared_dir / "golden" / "v1-async"]).agrees
+
+
+# One recorded value of each kind, made wrong.
+
+
+def altered(value: Any) -> Any:
+    """A value that is not the same, of the same kind where that is possible."""
+    match value:
+        case bool():
+            return not value
+        case None:
+            return [0, 1]
+        case int() | float():
+            return value + 1
+        case str():
+            return "x" + value
+        case [first, *rest]:
+            return [altered(first), *rest]
+        case dict() if value:
+            key = next(iter(value))
+            return value | {key: altered(value[key])}
+    return ["x"]
+
+
+def records_of(data: dict[str, Any]) -> list[Any]:
+    return data["out"] if data.get("kind") == "bm" else data["steps"] if "steps" in data else data["expected"]["steps"]
+
+
+def recorded_fields(case: Case) -> Iterator[tuple[int, Any]]:
+    """The last record that has each field, for every field of the case."""
+    last: dict[Any, int] = {}
+    for index, record in enumerate(records_of(case.data)):
+        for name in record if isinstance(record, dict) else range(len(record)):
+            last[name] = index
+    yield from ((index, name) for name, index in last.items())
+
+
+ALTERED = [
+    GOLDEN / f"{name}.json"
+    for name in (
+        *("v0/bm_000", "v0/bm_006", "v0/sched_030", "v0/sched_034", "v0/sched_035", "v0/sched_042", "v0/sched_051"),
+        *("v0/sched_054", "v1/041", "v1/045", "v1-async/005"),
+    )
+]
+"""Cases that have every kind of field between them."""
+
+
+@pytest.mark.parametrize("path", ALTERED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_one_wrong_value_is_found_where_it_stands(path: Path) -> None:
+    for index, name in recorded_fields(load_case(path)):
+        case = load_case(path)
+        record = records_of(case.data)[index]
+        record[name] = altered(record[name])
+        result = replay(case)
+        assert result.mismatch is not None, f"record {index}, field {name}"
+        if case.kind != "bm":
+            assert result.mismatch.field == name
+            assert result.mismatch.expected == record[name]
+
+
+def test_every_field_of_the_scheduler_format_is_altered_somewhere() -> None:
+    names = {name for path in ALTERED for _, name in recorded_fields(load_case(path))}
+    assert names >= set(v0.FIELDS)
+
+
+@pytest.mark.parametrize("edit", [lambda steps: steps.pop(), lambda steps: steps.append({"t": 999, "p": 0})])
+def test_a_missing_or_surplus_record_is_a_departure(edit: Callable[[list[Any]], Any]) -> None:
+    case = load_case(GOLDEN / "v0" / "sched_035.json")
+    edit(case.data["steps"])
+    result = replay(case)
+    assert result.mismatch is not None
+    assert result.mismatch.field == "record"
+
+
+def test_an_unknown_field_cannot_agree() -> None:
+    case = load_case(GOLDEN / "v0" / "sched_035.json")
+    case.data["steps"][3]["extra"] = 1
+    result = replay(case)
+    assert result.mismatch is not None
+    assert (result.mismatch.step, result.mismatch.field) == (3, "extra")
+
+
+# What the report shows.
+
+
+@pytest.fixture
+def wrong_block(tmp_path: Path) -> Path:
+    """Two good cases and one whose record of step 13 names block 99 where the engine takes 48."""
+    for name in ("sched_025.json", "sched_050.json"):
+        shutil.copy(GOLDEN / "v0" / name, tmp_path / name)
+    data = json.loads((GOLDEN / "v0" / "sched_035.json").read_text())
+    data["steps"][13]["bt"]["7000"][3] = 99
+    (tmp_path / "sched_035.json").write_text(json.dumps(data))
+    return tmp_path
+
+
+def test_a_departure_is_shown_side_by_side_with_the_state_before(wrong_block: Path) -> None:
+    code, text = run(wrong_block)
+    assert code == 1
+    assert "sched_035" in text
+    assert "departs at step 13, field bt" in text
+    assert "first difference: .7000[3]: 99, got 48" in text
+    assert "expected" in text
+    assert "  waiting    []" in text
+    assert "  running    [3, 4]" in text
+    assert "  free_gpu   [0, 1, 2," in text
+    assert text.splitlines()[-1].startswith("2 of 3 cases agree (")
+
+
+def test_json_holds_every_case_and_the_mismatch(wrong_block: Path) -> None:
+    code, text = run(wrong_block, as_json=True)
+    report = json.loads(text)
+    assert code == 1
+    assert (report["num_cases"], report["num_agree"]) == (3, 2)
+    wrong = next(case for case in report["cases"] if not case["agrees"])
+    assert wrong["case"] == "sched_035"
+    assert (wrong["mismatch"]["step"], wrong["mismatch"]["field"]) == (13, "bt")
+    assert wrong["mismatch"]["expected"]["7000"][3] == 99
+    assert wrong["mismatch"]["state_before"]["running"] == [3, 4]
+
+
+# What cannot be replayed.
+
+
+def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    assert run(tmp_path / "nothing") == (2, f"error: {tmp_path / 'nothing'}: no such file or folder\n")
+    assert run(tmp_path) == (2, f"error: {tmp_path}: no *.json case in this folder\n")
+    assert run() == (2, "error: no cases: name a case file, or a folder of them\n")
+
+
+def without(key: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda data: data.pop(key)
+
+
+def with_value(*path: Any) -> Callable[[dict[str, Any]], Any]:
+    *keys, last, value = path
+
+    def edit(data: Any) -> None:
+        for key in keys:
+            data = data[key]
+        data[last] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("v0/sched_035.json", with_value("kind", "block"), "kind 'block' is unknown; it is bm or sched"),
+        ("v0/sched_035.json", without("kind"), "not a case"),
+        ("v0/sched_035.json", without("steps"), "steps is missing"),
+        ("v0/sched_035.json", with_value("cfg", "bs", 0), "cfg.bs: 0 is not an integer of at least 1"),
+        ("v0/sched_035.json", with_value("cfg", "sw", 7), "cfg.sw: 7 is not a multiple of the block size 5"),
+        ("v0/sched_035.json", with_value("groups", 2, "out", [1]), "groups[2].out: [1] is not 4 output lengths"),
+        ("v0/sched_035.json", with_value("groups", 2, "g", 1), "groups: numbers are not distinct"),
+        ("v0/sched_035.json", with_value("groups", 1, "ev", [[["z", 1]]]), 'groups[1].ev[0]: [["z", 1]] is no list'),
+        ("v0/sched_035.json", with_value("groups", 1, "ev", [[["f", 9]]]), "ev[0] names beams that are not there"),
+        ("v0/sched_035.json", with_value("aborts", [[1]]), "aborts[0]: [1] is not [step, group]"),
+        ("v0/sched_035.json", with_value("steps", 3, 5), "steps[3]: 5 is no record"),
+        ("v0/bm_000.json", with_value("ops", 0, ["grow", 1]), "ops[0]: [\"grow\", 1] is no operation"),
+        ("v0/bm_000.json", with_value("ops", 0, ["alloc"]), "ops[0]: alloc takes 1 integers, not []"),
+        ("v0/bm_000.json", with_value("out", []), "ops, but 0 out"),
+        ("v0/bm_000.json", with_value("ops", 0, ["alloc", 77]), "cannot be replayed: KeyError: 77"),
+        ("v1/041.json", with_value("config", "policy", "sjf"), 'config.policy: "sjf" is unknown'),
+        ("v1/041.json", with_value("requests", 0, "prompt_token_ids", []), "requests[0].prompt_token_ids: []"),
+        ("v1/041.json", lambda data: data["expected"].pop("end"), "expected.end is missing"),
+    ],
+)  # fmt: skip
+def test_a_malformed_case_is_named_with_what_is_wrong(
+    tmp_path: Path, name: str, edit: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    data = json.loads((GOLDEN / name).read_text())
+    edit(data)
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(data))
+    code, text = run(path)
+    assert code == 2
+    assert text.startswith(f"error: {path}: ")
+    assert message in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "7", '"sched"', "\x00\xff"])
+def test_what_is_no_case_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(CaseError, match=r"case\.json: "):
+        load_case(path)
