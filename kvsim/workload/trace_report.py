@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.types import NS_PER_S
+from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.prefix_hits import BlockTrace, PrefixHits, block_trace, prefix_curve
 from kvsim.workload.traces import Trace, load_trace
 
@@ -211,4 +211,7 @@ def picture(report: TraceReport, path: str | Path) -> None:
     axes.set_title(f"Prefix hits under LRU: {Path(report.path).name}")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: the picture cannot be written: {error}") from error
