@@ -212,7 +212,9 @@ def _vllm_v0(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Sc
     if keywords["max_num_batched_tokens"] is None:
         keywords["max_num_batched_tokens"] = max(keywords["max_model_len"], 2048)
     keywords["preemption"] = _policy(keywords["preemption"], "preemption")
-    return cast("Scheduler", VllmV0Scheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario)))
+    return cast(
+        "Scheduler", VllmV0Scheduler(allocator, **keywords, **_common(scenario), beam_policy=_beam_policy(scenario))
+    )
 
 
 def _vllm_v1(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
@@ -334,7 +336,9 @@ def _make_custom(key: str, config: Custom, args: tuple[Any, ...], given: Mapping
     accepted = _keywords_of(make)
     offered = {name: value for name, value in given.items() if accepted is None or name in accepted}
     if accepted is not None and (unknown := [name for name in config.keywords if name not in accepted]):
-        raise ScenarioError(f"{key}: {config.type} does not take {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+        raise ScenarioError(
+            f"{key}: {config.type} does not take {unknown[0]!r}; it takes {', '.join(sorted(accepted))}"
+        )
     try:
         return make(*args, **(offered | config.keywords))
     except KvsimError:

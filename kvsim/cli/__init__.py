@@ -74,9 +74,7 @@ def _dispatch(args: list[str]) -> int:
 
 def _build_app(args: list[str]) -> Any:
     """The application in which only the command that is called is more than its name and its help line."""
-    app = typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     called = next((arg for arg in args if not arg.startswith("-")), None)
     app.callback(help="A wind tunnel for KV-cache allocators: paged against contiguous memory, no GPU needed.")(_root)
     for name, help_line in COMMANDS.items():
@@ -124,9 +122,7 @@ def _explain(error: Exception) -> int:
         return code
     if isinstance(error, LawViolation):
         return _fail(f"a law does not hold: {error}", 1)
-    return _fail(
-        f"this is a fault of kvsim: {type(error).__name__}: {error} (set {SHOW_TRACEBACK}=1 to see where)", 1
-    )
+    return _fail(f"this is a fault of kvsim: {type(error).__name__}: {error} (set {SHOW_TRACEBACK}=1 to see where)", 1)
 
 
 def _fail(message: str, code: int) -> int:

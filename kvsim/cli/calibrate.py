@@ -43,8 +43,12 @@ def command(
     ] = None,
     from_run: Annotated[
         Path | None,
-        Option("--from-run", help="A recorded run, or `vllm bench serve --save-detailed` JSON: the engine's overhead "
-               "per step is fitted to its gaps.", show_default=False),
+        Option(
+            "--from-run",
+            help="A recorded run, or `vllm bench serve --save-detailed` JSON: the engine's overhead "
+            "per step is fitted to its gaps.",
+            show_default=False,
+        ),
     ] = None,
     workload: Annotated[
         Path | None, Option("--workload", help="The requests of that run (JSONL).", show_default=False)
@@ -100,19 +104,42 @@ def _show(json: bool, text: str) -> None:
 
 def _errors_text(result: Calibration) -> str:
     fitted = result.profile
-    head = f"{fitted.gpu}, {fitted.framework} {fitted.version}: {fitted.provenance['num_rows']} rows, seed " \
-           f"{fitted.provenance['seed']}; errors on held-out rows, per cent"
+    head = (
+        f"{fitted.gpu}, {fitted.framework} {fitted.version}: {fitted.provenance['num_rows']} rows, seed "
+        f"{fitted.provenance['seed']}; errors on held-out rows, per cent"
+    )
     return f"{head}\n{error_table(result.errors)}"
 
 
 def error_table(errors: tuple[ErrorLine, ...]) -> str:
     """The held-out errors as columns of text."""
-    header = ("operation", "kernel", "version", "rows", "held out", "mean abs", "bias", "worst", "within 15 %", "20 %",
-              "25 %")
+    header = (
+        "operation",
+        "kernel",
+        "version",
+        "rows",
+        "held out",
+        "mean abs",
+        "bias",
+        "worst",
+        "within 15 %",
+        "20 %",
+        "25 %",
+    )
     rows = [
-        (e.op, e.kernel[:26], e.version, str(e.num_rows), str(e.num_held_out), f"{e.mape_pct:.1f}",
-         f"{e.bias_pct:+.1f}", f"{e.worst_pct:.0f}", f"{e.within_15_pct:.0f}", f"{e.within_20_pct:.0f}",
-         f"{e.within_25_pct:.0f}")
+        (
+            e.op,
+            e.kernel[:26],
+            e.version,
+            str(e.num_rows),
+            str(e.num_held_out),
+            f"{e.mape_pct:.1f}",
+            f"{e.bias_pct:+.1f}",
+            f"{e.worst_pct:.0f}",
+            f"{e.within_15_pct:.0f}",
+            f"{e.within_20_pct:.0f}",
+            f"{e.within_25_pct:.0f}",
+        )
         for e in errors
     ]
     return console.table(rows, header)

@@ -43,7 +43,9 @@ COLUMNS = (
 def command(
     scenario: ScenarioPath,
     sets: Sets = [],  # noqa: B006
-    engines: Annotated[str | None, Option("--engines", help="Engines, with commas between.", show_default=False)] = None,
+    engines: Annotated[
+        str | None, Option("--engines", help="Engines, with commas between.", show_default=False)
+    ] = None,
     out: Out = None,
     as_json: Json = False,
     no_plots: NoPlots = False,

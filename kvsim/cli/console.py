@@ -26,7 +26,10 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None) ->
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = []
     for index, line in enumerate(lines):
-        cells = [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
         text.append("  ".join(cells).rstrip())
         if header and index == 0:
             text.append("  ".join("-" * width for width in widths))

@@ -11,7 +11,8 @@ from kvsim.types import ScenarioError
 
 ScenarioPath: TypeAlias = Annotated[Path, Argument(help="A scenario file (see `kvsim init`).", show_default=False)]
 Sets: TypeAlias = Annotated[
-    list[str], Option("--set", metavar="KEY=VALUE", help="Override a value: --set allocator.block_size=32 (repeatable).")
+    list[str],
+    Option("--set", metavar="KEY=VALUE", help="Override a value: --set allocator.block_size=32 (repeatable)."),
 ]
 Out: TypeAlias = Annotated[
     Path | None, Option("--out", help="Folder for the results; default results/NAME.", show_default=False)

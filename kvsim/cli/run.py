@@ -32,7 +32,9 @@ def command(
     scenario: ScenarioPath,
     sets: Sets = [],  # noqa: B006
     out: Out = None,
-    engine: Annotated[str | None, Option("--engine", help="Another engine than the file's.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
+    ] = None,
     as_json: Json = False,
     no_plots: NoPlots = False,
     record: Record = None,

@@ -18,20 +18,26 @@ def command(
     json: Json = False,
     trace_format: Annotated[
         str | None,
-        Option("--format", help="azure, mooncake, burstgpt, vidur, sharegpt or csv; default: found out.",
-               show_default=False),
+        Option(
+            "--format",
+            help="azure, mooncake, burstgpt, vidur, sharegpt or csv; default: found out.",
+            show_default=False,
+        ),
     ] = None,
     hash_block_size: Annotated[
-        int | None, Option("--hash-block-size", help="Tokens per hash id; default 512, or what fits the file.",
-                           show_default=False)
+        int | None,
+        Option("--hash-block-size", help="Tokens per hash id; default 512, or what fits the file.", show_default=False),
     ] = None,
     block_size: Annotated[
         int, Option("--block-size", help="Block size for the prefixes of a plain CSV (groups, sessions).")
     ] = 16,
     capacity: Annotated[
         list[str] | None,
-        Option("--capacity", help="Cache capacity in blocks, or inf (repeatable); default: a whole curve.",
-               show_default=False),
+        Option(
+            "--capacity",
+            help="Cache capacity in blocks, or inf (repeatable); default: a whole curve.",
+            show_default=False,
+        ),
     ] = None,
     on_bad_row: Annotated[str, Option("--on-bad-row", help="error, or skip and count.")] = "error",
     chars_per_token: Annotated[float, Option("--chars-per-token", help="For ShareGPT's texts.")] = 4.0,
@@ -40,8 +46,11 @@ def command(
     ] = None,
     to: Annotated[
         Path | None,
-        Option("--to", help="Convert: write the requests to this file (.jsonl as Mooncake's lines, else a plain CSV).",
-               show_default=False),
+        Option(
+            "--to",
+            help="Convert: write the requests to this file (.jsonl as Mooncake's lines, else a plain CSV).",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Describe a request trace: lengths, rate, burstiness, and what a prefix cache of which size could find in it."""
@@ -50,8 +59,14 @@ def command(
     from kvsim.workload.trace_report import render, trace_report
     from kvsim.workload.traces import load_trace
 
-    trace = load_trace(file, trace_format, hash_block_size=hash_block_size, chars_per_token=chars_per_token,
-                       on_bad_row=on_bad_row, needs_times=False)
+    trace = load_trace(
+        file,
+        trace_format,
+        hash_block_size=hash_block_size,
+        chars_per_token=chars_per_token,
+        on_bad_row=on_bad_row,
+        needs_times=False,
+    )
     report = trace_report(trace, block_size=block_size, capacities=_capacities(capacity))
     if json:
         console.say(json_module.dumps(report.to_dict(), indent=2))

@@ -13,7 +13,9 @@ from kvsim.cli.options import ScenarioPath, Sets
 def command(
     scenario: ScenarioPath,
     sets: Sets = [],  # noqa: B006
-    engine: Annotated[str | None, Option("--engine", help="Another engine than the file's.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
+    ] = None,
     resolved: Annotated[bool, Option("--resolved", help="Print every value and where it came from.")] = False,
 ) -> None:
     """Check a scenario without running it; classes of your own are not imported."""

@@ -1,0 +1,95 @@
+"""`kvsim validate-run`"""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from kvsim.cli import console
+from kvsim.cli.options import Json, NoPlots
+
+if TYPE_CHECKING:
+    from kvsim.validate_run import Comparison
+
+
+def command(
+    run_dir: Annotated[
+        Path, Argument(help="A recorded run: meta.json, requests.jsonl, timeseries.csv.", show_default=False)
+    ],
+    workload: Annotated[
+        Path,
+        Option("--workload", help="The requests of that run: JSONL with lengths and block ids.", show_default=False),
+    ],
+    gpu: Annotated[str | None, Option("--gpu", help="The GPU, where the run does not say.", show_default=False)] = None,
+    profile: Annotated[
+        str | None, Option("--profile", help="A cost profile; default: the GPU's.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, Option("--model", help="Another name or config.json of the model.", show_default=False)
+    ] = None,
+    fit: Annotated[
+        bool, Option("--fit", help="Also fit the engine's overhead per step to this run, and show both.")
+    ] = False,
+    plot: Annotated[Path, Option("--plot", help="The picture: running, waiting and KV usage over time.")] = Path(
+        "validate-run.png"
+    ),
+    no_plots: NoPlots = False,
+    json: Json = False,
+) -> None:
+    """Simulate a recorded engine run and compare predicted with measured.
+
+    Queue times come from the run, everything else is predicted with nothing fitted to it.
+    """
+    from kvsim.validate_run import compare, load_run, predict, setting_of
+    from kvsim.validate_run import plot as draw
+
+    run = load_run(run_dir)
+    setting = setting_of(run, gpu=gpu, profile=profile, model=model)
+    unfitted = compare(run, predict(run, workload, setting))
+    if not no_plots and not json:
+        draw(unfitted, plot)
+    fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
+    if json:
+        document = unfitted.as_dict()
+        console.say(
+            json_module.dumps(document if fitted is None else document | {"fitted": fitted[0].as_dict()}, indent=2)
+        )
+        return
+    console.say("\n".join(unfitted.notes))
+    console.say(_text("unfitted: the profile as it is", unfitted))
+    if fitted is not None:
+        console.say(_text(f"fitted to this very run: {fitted[1]}", fitted[0]))
+    if not no_plots:
+        console.say(f"\nwrote {plot}")
+
+
+def _fitted(
+    run_dir: Path, workload: Path, gpu: str | None, profile: str | None, model: str | None
+) -> tuple[Comparison, str]:
+    from kvsim.validate_run import compare, fit_overhead, load_run, predict, setting_of
+
+    overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
+    run = load_run(run_dir)
+    prediction = predict(
+        run,
+        workload,
+        setting_of(run, gpu=gpu, profile=profile, model=model),
+        decode_overhead_us=overhead.decode_step_us,
+        mixed_overhead_us=overhead.mixed_step_us,
+    )
+    return compare(run, prediction), overhead.short()
+
+
+def _text(title: str, comparison: Comparison) -> str:
+    rows = [
+        (name, f"{values['predicted']:.6g}", f"{values['measured']:.6g}", f"{values['error_pct']:+.2f} %")
+        for name, values in comparison.metrics.items()
+    ]
+    lines = [f"\n{title}", console.table(rows, ("metric", "predicted", "measured", "error"))]
+    if comparison.series_error:
+        shown = ", ".join(f"{name} {value:g}" for name, value in comparison.series_error.items())
+        lines.append(f"mean difference over the seconds: {shown}")
+    return "\n".join(lines)
