@@ -196,6 +196,7 @@ class VllmV0Scheduler:
         for seq in sequences:
             if seq.join_tick >= 0:
                 self.calendar.settle(seq)
+                self.memory.catch_up(seq)
         return sequences
 
     def describe_block(self) -> str:

@@ -89,10 +89,14 @@ class GroupMemory:
         copies = allocator.append_slots(seq.seq_id, num_stored + 1 - allocator.num_tokens(seq.seq_id))
         return Growth(copies, bool(copies) or num_stored % allocator.block_size == 0)
 
+    def catch_up(self, seq: Sequence) -> None:
+        """Tell the allocator of the tokens that a settled sequence stored since its last block boundary."""
+        if num_untold := seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id):
+            self.allocator.append_slots(seq.seq_id, num_untold)
+
     def swap_out(self, group: Group) -> Transfer | None:
         for seq in group.seqs:
-            if num_untold := seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id):
-                self.allocator.append_slots(seq.seq_id, num_untold)
+            self.catch_up(seq)
         return self.allocator.swap_out(_ids(group))
 
     def swap_in(self, group: Group) -> Transfer | None:
