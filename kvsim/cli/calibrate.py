@@ -86,7 +86,7 @@ def command(
     if test is not None:
         document["test"] = _test(fitted, test, gpu, json)
     if from_run is not None:
-        fitted, document["overhead"] = _add_overhead(fitted, from_run, workload, model, json)
+        fitted, document["overhead"] = _add_overhead(fitted, from_run, workload, model, gpu, json)
     if out is not None:
         from kvsim.cost.profile import save_profile
 
@@ -163,12 +163,12 @@ def _test(fitted: Profile, path: Path, gpu: str | None, json: bool) -> list[dict
 
 
 def _add_overhead(
-    fitted: Profile, run: Path, workload: Path | None, model: str | None, json: bool
+    fitted: Profile, run: Path, workload: Path | None, model: str | None, gpu: str | None, json: bool
 ) -> tuple[Profile, dict[str, object]]:
     from dataclasses import replace
 
-    from kvsim.cost.from_run import fit_overhead
+    from kvsim.validate_run import fit_overhead
 
-    overhead = fit_overhead(run, fitted, workload=workload, model=model)
+    overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
     _show(json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()

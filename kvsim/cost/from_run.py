@@ -1,0 +1,135 @@
+"""The engine's time per step beside its kernels, from the gaps between events of a recorded run.
+
+A gap lies between two events that the engine logged (a first or a last token). The simulator says which steps lie
+between them and what their kernels cost; what is left of the measured gap is overhead, divided by the number of steps.
+Gaps of decode-only steps give one overhead, gaps with prompts in them another. A run's makespan is never used: it
+would smear one kind of step over the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+MIN_GAPS = 5
+_SANE_RATIO = 0.35
+"""Gaps that differ more than this from their kernels hold other steps than the simulated ones."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Between two events of a run: what passed, and the steps and kernel time that the simulator puts there."""
+
+    measured_us: float
+    kernel_us: float
+    num_decode_steps: int
+    num_mixed_steps: int
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Microseconds per step, with interquartile ranges and the number of gaps each comes from."""
+
+    decode_step_us: float
+    decode_quartiles_us: tuple[float, float]
+    num_decode_gaps: int
+    num_decode_steps: int
+    mixed_step_us: float
+    mixed_quartiles_us: tuple[float, float]
+    num_mixed_gaps: int
+    num_mixed_steps: int
+    source: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a profile keeps."""
+        return {
+            "decode_step_us": round(self.decode_step_us, 1),
+            "decode_quartiles_us": [round(value, 1) for value in self.decode_quartiles_us],
+            "num_decode_gaps": self.num_decode_gaps,
+            "num_decode_steps": self.num_decode_steps,
+            "mixed_step_us": round(self.mixed_step_us, 1),
+            "mixed_quartiles_us": [round(value, 1) for value in self.mixed_quartiles_us],
+            "num_mixed_gaps": self.num_mixed_gaps,
+            "num_mixed_steps": self.num_mixed_steps,
+            "fitted_to": self.source,
+        }
+
+    def short(self) -> str:
+        """Both figures on a line."""
+        return f"{self.decode_step_us:.0f} us per decode step, {self.mixed_step_us:.0f} us per step with prompts"
+
+    def text(self) -> str:
+        """The figures with their spread."""
+        low, high = self.decode_quartiles_us
+        low_mixed, high_mixed = self.mixed_quartiles_us
+        return (
+            f"overhead per decode-only step: {self.decode_step_us:.0f} us (quartiles {low:.0f} to {high:.0f}, "
+            f"{self.num_decode_gaps} gaps, {self.num_decode_steps} steps)\n"
+            f"overhead per step with prompts: {self.mixed_step_us:.0f} us (quartiles {low_mixed:.0f} to "
+            f"{high_mixed:.0f}, {self.num_mixed_gaps} gaps, {self.num_mixed_steps} steps)"
+        )
+
+
+NO_OVERHEAD = Overhead(0.0, (0.0, 0.0), 0, 0, 0.0, (0.0, 0.0), 0, 0, "nothing")
+
+
+def overhead_of_gaps(gaps: list[Gap], source: str) -> Overhead | None:
+    """Weighted medians over the gaps; None if there are too few decode-only ones to say anything."""
+    sane = [gap for gap in gaps if abs(gap.measured_us / max(gap.kernel_us, 1e-9) - 1.0) <= _SANE_RATIO]
+    pure = [gap for gap in sane if gap.num_decode_steps and not gap.num_mixed_steps]
+    if len(pure) < MIN_GAPS:
+        return None
+    per_step = np.array([(gap.measured_us - gap.kernel_us) / gap.num_decode_steps for gap in pure])
+    weights = np.array([gap.num_decode_steps for gap in pure], dtype=float)
+    decode_us = _weighted_quantile(per_step, weights, 0.5)
+    mixed = [gap for gap in sane if gap.num_mixed_steps]
+    rest = np.array([
+        (gap.measured_us - gap.kernel_us - gap.num_decode_steps * decode_us) / gap.num_mixed_steps for gap in mixed
+    ])
+    mixed_weights = np.array([gap.num_mixed_steps for gap in mixed], dtype=float)
+    # Without enough gaps of their own, steps with prompts are taken to cost what the others do.
+    few = len(mixed) < MIN_GAPS
+    mixed_us = decode_us if few else _weighted_quantile(rest, mixed_weights, 0.5)
+    return Overhead(
+        max(0.0, decode_us), _quartiles(per_step, weights), len(pure), int(weights.sum()),
+        max(0.0, mixed_us), (mixed_us, mixed_us) if few else _quartiles(rest, mixed_weights), len(mixed),
+        int(mixed_weights.sum()), source,
+    )
+
+
+def _quartiles(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    return _weighted_quantile(values, weights, 0.25), _weighted_quantile(values, weights, 0.75)
+
+
+def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    middle = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    return float(np.interp(share, middle, values[order]))
+
+
+def gaps_between_events(
+    event_s: Mapping[Any, float], step_of_event: Mapping[Any, int], kernel_us: np.ndarray, is_mixed: np.ndarray
+) -> list[Gap]:
+    """Gaps between neighbouring events in measured time.
+
+    `event_s` holds measured seconds; `step_of_event` the simulated step at whose end the event comes. `kernel_us` and
+    `is_mixed` are per simulated step.
+    """
+    kernel_sum = np.concatenate([[0.0], np.cumsum(kernel_us)])
+    mixed_sum = np.concatenate([[0], np.cumsum(is_mixed.astype(int))])
+    ordered = sorted(event_s, key=lambda event: (event_s[event], step_of_event[event]))
+    gaps = []
+    for left, right in pairwise(ordered):
+        first, last = step_of_event[left] + 1, step_of_event[right] + 1
+        if last <= first:
+            continue
+        num_mixed = int(mixed_sum[last] - mixed_sum[first])
+        gaps.append(Gap(
+            1e6 * (event_s[right] - event_s[left]), float(kernel_sum[last] - kernel_sum[first]),
+            last - first - num_mixed, num_mixed,
+        ))
+    return gaps

@@ -1,0 +1,596 @@
+"""A recorded engine run, simulated: predicted against measured.
+
+A run is a folder with `meta.json` (the engine's arguments), `requests.jsonl` (times per request) and `timeseries.csv`
+(running, waiting, KV usage by the second). Queue times come from the run; everything else is predicted. Measured times
+are read by the comparison alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.types import NS_PER_S, Ns, ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
+    from kvsim.cost.from_run import Gap, Overhead
+    from kvsim.cost.kernels import KernelCost
+    from kvsim.cost.profile import Profile
+    from kvsim.memory.geometry import ModelGeometry
+    from kvsim.request import Request, Sequence
+    from kvsim.scheduling.plan import StepOutcome, StepPlan, StepShape
+    from kvsim.sim.run import Simulation
+    from kvsim.workload.source import Source
+    from kvsim.workload.traces import Trace
+
+HASH_BLOCK = 16
+ASYNC_SINCE = (0, 14)
+"""vLLM schedules asynchronously by default from this version on."""
+
+METRICS = ("makespan_s", "output_throughput", "mean_ttft_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+           "p99_tpot_ms", "mean_e2el_ms")
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One line of `requests.jsonl`; times in seconds on the engine's clock."""
+
+    request_id: str
+    input_len: int
+    output_len: int
+    queued_s: float
+    first_token_s: float
+    last_token_s: float
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as it was logged. `series` holds the columns of `timeseries.csv`, empty where there is none."""
+
+    folder: Path
+    meta: Mapping[str, Any]
+    requests: tuple[RecordedRequest, ...]
+    series: Mapping[str, np.ndarray]
+    series_offset_s: float
+    """Seconds of the series' clock at the first queued request."""
+
+    @property
+    def engine_kwargs(self) -> Mapping[str, Any]:
+        return self.meta.get("engine_kwargs") or {}
+
+    @property
+    def first_queued_s(self) -> float:
+        return min(request.queued_s for request in self.requests)
+
+
+def load_run(folder: str | Path) -> RecordedRun:
+    """Read a recorded run. Raises ScenarioError naming the file and line that cannot be used."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ScenarioError(f"{folder}: no such folder; a recorded run holds meta.json and requests.jsonl")
+    meta = _read_json(folder / "meta.json")
+    rows = _read_lines(folder / "requests.jsonl")
+    requests = tuple(_recorded(folder / "requests.jsonl", number, row) for number, row in rows)
+    if not requests:
+        raise ScenarioError(f"{folder / 'requests.jsonl'}: no request in it")
+    series = _read_series(folder / "timeseries.csv")
+    return RecordedRun(folder, meta, requests, series, _series_offset_s(meta, rows))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
+    except ValueError as error:
+        raise ScenarioError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise ScenarioError(f"{path}: must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ScenarioError(f"{path}: line {number}: not JSON: {error}") from None
+            if not isinstance(row, Mapping):
+                raise ScenarioError(f"{path}: line {number}: must be a JSON object")
+            rows.append((number, row))
+    return rows
+
+
+def _recorded(path: Path, number: int, row: Mapping[str, Any]) -> RecordedRequest:
+    def get(key: str) -> float:
+        value = row.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ScenarioError(f"{path}: line {number}: {key} is {value!r}; it must be a number")
+        return float(value)
+
+    return RecordedRequest(
+        str(row.get("request_id", number - 1)), int(get("input_toks")), int(get("output_toks")), get("queued_ts"),
+        get("first_token_ts"), get("last_token_ts"),
+    )
+
+
+def _read_series(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    if not rows:
+        return {}
+    try:
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0] if name}
+    except (ValueError, TypeError) as error:
+        raise ScenarioError(f"{path}: {error}") from None
+
+
+def _series_offset_s(meta: Mapping[str, Any], rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
+    """The series counts from the start of the run; the first request came this much later (0 where nobody says)."""
+    from datetime import datetime
+
+    arrivals = [row["arrival_time"] for _, row in rows if isinstance(row.get("arrival_time"), int | float)]
+    try:
+        started = datetime.fromisoformat(str(meta["started_at"]).replace("Z", "+00:00")).timestamp()
+    except (KeyError, ValueError):
+        return 0.0
+    offset = min(arrivals, default=started) - started
+    return offset if 0.0 <= offset < 60.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the engine ran with, and where each value comes from (`notes`)."""
+
+    engine: str
+    model: str
+    gpu: str
+    profile: str | Profile
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_gpu_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    tensor_parallel_size: int
+    kv_cache_dtype: str
+    notes: tuple[str, ...]
+
+
+def setting_of(
+    run: RecordedRun, *, gpu: str | None = None, profile: str | Profile | None = None, model: str | None = None
+) -> Setting:
+    """Read the engine's arguments; defaults are vLLM's. Raises ScenarioError for what cannot be told."""
+    from kvsim.capacity import default_max_num_batched_tokens, default_max_num_seqs
+    from kvsim.catalog import load_model
+
+    kwargs, notes = run.engine_kwargs, []
+    model = model or kwargs.get("model") or run.meta.get("model")
+    if not model:
+        raise ScenarioError(f"{run.folder / 'meta.json'}: names no model; give --model")
+    geometry = load_model(str(model))
+    spec, gpu_note = _gpu_of(run, gpu)
+    notes.append(gpu_note)
+    engine = _engine_of(run, notes)
+    hardware = run.meta.get("hardware") or {}
+    total = hardware.get("device_total_memory_bytes") or spec.total_memory_bytes
+    max_num_seqs = int(kwargs.get("max_num_seqs") or default_max_num_seqs(spec, total))
+    max_tokens = int(kwargs.get("max_num_batched_tokens") or default_max_num_batched_tokens(spec, total))
+    max_model_len = int(kwargs.get("max_model_len") or geometry.max_model_len or 1 << 20)
+    blocks, cache = _num_gpu_blocks(run, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
+    return Setting(
+        engine=engine, model=geometry.name or str(model), gpu=spec.name, profile=profile or spec.name,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, max_model_len=max_model_len,
+        num_gpu_blocks=blocks, block_size=int(cache["block_size"]),
+        enable_prefix_caching=bool(cache["enable_prefix_caching"]),
+        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1),
+        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"), notes=tuple(notes),
+    )
+
+
+def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
+    """The GPU: as told, as the run says, or as its folder is called."""
+    from kvsim.catalog import gpu_names, load_gpu
+
+    if gpu is not None:
+        return load_gpu(gpu), f"GPU {gpu}: as told"
+    device = (run.meta.get("hardware") or {}).get("device_name")
+    if device:
+        try:
+            return load_gpu(str(device)), f"GPU {device}: from meta.json"
+        except ScenarioError:
+            found = _named_in(str(device), gpu_names())
+            if found is None:
+                raise
+            return load_gpu(found), f"GPU {found}: from meta.json ({device})"
+    found = _named_in(run.folder.resolve().name, gpu_names())
+    if found is None:
+        raise ScenarioError(
+            f"{run.folder / 'meta.json'}: names no hardware, nor does the folder's name: give --gpu, one of "
+            f"{', '.join(gpu_names())}"
+        )
+    return load_gpu(found), f"GPU {found}: from the folder's name"
+
+
+def _named_in(text: str, names: Seq[str]) -> str | None:
+    def plain(name: str) -> str:
+        return "".join(c for c in name.lower() if c.isalnum())
+
+    found = [name for name in names if plain(name) in plain(text)]
+    if not found:
+        # "A100_run" names the card without its memory: the larger one is what people mean.
+        found = sorted(name for name in names if plain(name.split("-")[0]) in plain(text) and name[:1] in "abhlmAB")
+        return found[-1] if found else None
+    return max(found, key=len)
+
+
+def _engine_of(run: RecordedRun, notes: list[str]) -> str:
+    version = str(run.meta.get("vllm_version") or run.meta.get("version") or "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    told = run.engine_kwargs.get("async_scheduling")
+    if told is not None:
+        engine = "vllm-v1-async" if told else "vllm-v1"
+        notes.append(f"engine {engine}: async_scheduling is {str(bool(told)).lower()} in the run's arguments")
+        return engine
+    if numbers and numbers < ASYNC_SINCE:
+        notes.append(f"engine vllm-v1: vLLM {version} schedules synchronously by default")
+        return "vllm-v1"
+    what = f"vLLM {version} schedules" if version else "no version in meta.json; vLLM since 0.14 schedules"
+    notes.append(f"engine vllm-v1-async: {what} asynchronously by default")
+    return "vllm-v1-async"
+
+
+def _num_gpu_blocks(
+    run: RecordedRun, geometry: ModelGeometry, spec: GpuSpec, total: int, max_num_seqs: int, max_tokens: int,
+    max_model_len: int, notes: list[str],
+) -> tuple[int, dict[str, Any]]:
+    from kvsim.capacity import capacity
+
+    kwargs, logged = run.engine_kwargs, run.meta.get("kv_cache") or {}
+    cache = {
+        "block_size": logged.get("block_size") or kwargs.get("block_size") or 16,
+        "enable_prefix_caching": next(
+            (value for value in (logged.get("enable_prefix_caching"), kwargs.get("enable_prefix_caching"))
+             if value is not None), True),
+    }
+    if logged.get("num_gpu_blocks"):
+        notes.append(f"{logged['num_gpu_blocks']} KV blocks: from meta.json")
+        return int(logged["num_gpu_blocks"]), cache
+    utilization = logged.get("gpu_memory_utilization") or kwargs.get("gpu_memory_utilization") or 0.9
+    report = capacity(
+        geometry, spec, gpu_memory_utilization=float(utilization), block_size=int(cache["block_size"]),
+        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens,
+        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
+        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1), total_memory_bytes=int(total),
+        num_gpu_blocks_override=kwargs.get("num_gpu_blocks_override"),
+    )
+    notes.append(f"{report.num_gpu_blocks} KV blocks: from the capacity formula at utilization {utilization:g}")
+    return report.num_gpu_blocks, cache
+
+
+@dataclass
+class StepLog:
+    """One entry per executed step: when it ended, what it was, and how full the engine was."""
+
+    start_ns: list[Ns] = field(default_factory=list)
+    end_ns: list[Ns] = field(default_factory=list)
+    shapes: list[StepShape] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+
+    def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
+        """Requests are read from the recorder."""
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        """Nothing to note before a step has run."""
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
+        """Note the step."""
+        self.start_ns.append(start_ns)
+        self.end_ns.append(end_ns)
+        self.shapes.append(plan.shape)
+        self.running.append(plan.num_running)
+        self.waiting.append(plan.num_waiting)
+
+    def on_abort(self, request_id: str, sequences: tuple[Sequence, ...], now: Ns) -> None:
+        """Recorded runs abort nothing."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A simulated run: per request (in workload order) seconds after the first queued one, and the steps."""
+
+    setting: Setting
+    queued_s: np.ndarray
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    output_len: np.ndarray
+    steps: StepLog
+    used_blocks: np.ndarray
+    cost: KernelCost
+    num_preemptions: int
+
+    def metrics(self) -> dict[str, float]:
+        """The comparison's metrics of the prediction."""
+        return _metrics(self.queued_s, self.first_token_s, self.last_token_s, self.output_len)
+
+    def series(self, times_s: np.ndarray) -> dict[str, np.ndarray]:
+        """Running, waiting and KV usage in per cent at the given times after the first queued request."""
+        ends = np.array(self.steps.end_ns, dtype=float) / NS_PER_S
+        index = np.searchsorted(ends, times_s, side="right") - 1
+        usable = self.setting.num_gpu_blocks - 1
+        columns = {
+            "running": np.array(self.steps.running, dtype=float),
+            "waiting": np.array(self.steps.waiting, dtype=float),
+            "kv_cache_pct": 100.0 * self.used_blocks / max(1, usable),
+        }
+        last = len(ends) - 1
+        inside = (index >= 0) & (times_s <= ends[-1])
+        return {name: np.where(inside, values[np.clip(index, 0, last)], 0.0) for name, values in columns.items()}
+
+
+def predict(
+    run: RecordedRun, workload: str | Path, setting: Setting, *,
+    decode_overhead_us: float | None = None, mixed_overhead_us: float | None = None,
+) -> Prediction:
+    """Simulate the run's requests as they were queued. `None` overheads are those of the profile.
+
+    Raises ScenarioError if the workload does not match the run.
+    """
+    from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
+    from kvsim.metrics.export import request_columns, step_columns
+    from kvsim.registry import Pool, make_allocator, make_scheduler
+    from kvsim.sim.run import simulate
+
+    scenario = _scenario(setting)
+    pool = Pool(scenario)
+    scheduler = make_scheduler(scenario, make_allocator(scenario, pool), pool)
+    cost = KernelCost.from_profile(
+        setting.profile, pool.geometry, block_size=setting.block_size,
+        tensor_parallel_size=setting.tensor_parallel_size, kv_cache_dtype=setting.kv_cache_dtype,
+        overhead_us=decode_overhead_us, mixed_overhead_us=mixed_overhead_us,
+        cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs), adds_cpu_time=setting.engine == "vllm-v1",
+    )
+    source, order = _source(run, workload)
+    log = StepLog()
+    simulation: Simulation = simulate(scheduler, cost, source, observers=(log,))
+    columns = request_columns(simulation.recorder)
+    rows = {str(name): index for index, name in enumerate(columns["request_id"])}
+    place = np.array([rows[str(i)] for i in range(len(order))])[np.argsort(order)]
+    unfinished = [i for i in place if columns["status"][i] != "finished"]
+    if unfinished:
+        reason = columns["reason"][unfinished[0]] or columns["status"][unfinished[0]]
+        raise ScenarioError(f"{workload}: {len(unfinished)} requests do not finish in the simulation: {reason}")
+    times = {name: np.asarray(columns[name], dtype=float)[place] for name in ("arrival_s", "first_token_s", "finish_s")}
+    used = np.asarray(step_columns(simulation.recorder)["used_blocks"], dtype=float)
+    return Prediction(
+        setting, times["arrival_s"], times["first_token_s"], times["finish_s"],
+        np.asarray(columns["output_tokens"], dtype=float)[place], log, used[: len(log.end_ns)], cost,
+        int(np.sum(columns["num_preemptions"])),
+    )
+
+
+def _scenario(setting: Setting) -> Any:
+    from kvsim.scenario.resolve import scenario_from_dict
+
+    return scenario_from_dict({
+        "name": "validate-run",
+        "engine": setting.engine,
+        "model": setting.model,
+        "gpu": setting.gpu,
+        "tensor_parallel_size": setting.tensor_parallel_size,
+        "kv_cache_dtype": setting.kv_cache_dtype,
+        "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
+        "allocator": {"block_size": setting.block_size, "enable_prefix_caching": setting.enable_prefix_caching},
+        "scheduler": {
+            "max_num_seqs": setting.max_num_seqs, "max_num_batched_tokens": setting.max_num_batched_tokens,
+            "max_model_len": setting.max_model_len,
+        },
+    }, source="the recorded run").scenario
+
+
+def _source(run: RecordedRun, workload: str | Path) -> tuple[Source, np.ndarray]:
+    """The workload's requests at the run's queue times; and the order in which they were queued."""
+    from kvsim.workload.builder import _trace_source
+    from kvsim.workload.spec import WorkloadSpec
+    from kvsim.workload.streams import streams
+
+    trace, order = _queued_trace(run, workload)
+    return _trace_source(WorkloadSpec(trace=str(workload)), trace, streams(0)), order
+
+
+def _queued_trace(run: RecordedRun, workload: str | Path) -> tuple[Trace, np.ndarray]:
+    from dataclasses import replace
+
+    from kvsim.workload.traces import in_file_order, load_trace
+
+    trace = in_file_order(load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False))
+    rows = _workload_rows(run, len(trace), workload)
+    trace = trace.take(rows)
+    wanted = np.array([request.input_len for request in run.requests])
+    if not np.array_equal(np.asarray(trace.prompt), wanted):
+        at = int(np.flatnonzero(np.asarray(trace.prompt) != wanted)[0])
+        raise ScenarioError(
+            f"{workload}: row {int(rows[at]) + 1} has {int(trace.prompt[at])} prompt tokens, request "
+            f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run"
+        )
+    start = run.first_queued_s
+    queued = np.array([round((request.queued_s - start) * NS_PER_S) for request in run.requests], dtype=np.int64)
+    order = np.argsort(queued, kind="stable")
+    queued_trace = replace(trace.take(order), arrival_ns=queued[order], file_rank=None)
+    return queued_trace, order
+
+
+def _workload_rows(run: RecordedRun, num_rows: int, workload: str | Path) -> np.ndarray:
+    """The workload row of every request: the number in its id, or its place."""
+    if len(run.requests) > num_rows:
+        raise ScenarioError(f"{workload}: {num_rows} requests, the run has {len(run.requests)}")
+    tails = ["".join(c for c in request.request_id.rsplit("-", 1)[-1] if c.isdigit()) for request in run.requests]
+    numbers = [int(tail) if tail else -1 for tail in tails]
+    if sorted(numbers) == sorted(set(numbers)) and all(0 <= number < num_rows for number in numbers):
+        return np.array(numbers)
+    return np.arange(len(run.requests))
+
+
+def _metrics(queued: np.ndarray, first: np.ndarray, last: np.ndarray, output_len: np.ndarray) -> dict[str, float]:
+    makespan = float(last.max() - queued.min())
+    ttft = 1e3 * (first - queued)
+    several = output_len > 1
+    tpot = 1e3 * (last - first)[several] / (output_len[several] - 1)
+    return {
+        "makespan_s": makespan,
+        "output_throughput": float(output_len.sum()) / makespan,
+        "mean_ttft_ms": float(ttft.mean()),
+        "p50_ttft_ms": float(np.percentile(ttft, 50)),
+        "p99_ttft_ms": float(np.percentile(ttft, 99)),
+        "mean_tpot_ms": float(tpot.mean()) if len(tpot) else math.nan,
+        "p99_tpot_ms": float(np.percentile(tpot, 99)) if len(tpot) else math.nan,
+        "mean_e2el_ms": float(1e3 * (last - queued).mean()),
+    }
+
+
+def measured_metrics(run: RecordedRun) -> dict[str, float]:
+    """The comparison's metrics of the run itself."""
+    columns = [np.array([getattr(request, name) for request in run.requests], dtype=float)
+               for name in ("queued_s", "first_token_s", "last_token_s", "output_len")]
+    return _metrics(*columns)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predicted against measured. `series_error` is the mean absolute difference over the seconds."""
+
+    metrics: Mapping[str, Mapping[str, float]]
+    series: Mapping[str, np.ndarray]
+    series_error: Mapping[str, float]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: `{metric: {predicted, measured, error_pct}}`."""
+        return {name: dict(values) for name, values in self.metrics.items()}
+
+
+def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
+    """Set a prediction beside the run's own times."""
+    predicted, measured = prediction.metrics(), measured_metrics(run)
+    metrics = {
+        name: {
+            "predicted": _rounded(predicted[name]), "measured": _rounded(measured[name]),
+            "error_pct": round(100.0 * (predicted[name] / measured[name] - 1.0), 2) if measured[name] else math.nan,
+        }
+        for name in METRICS
+    }
+    series, errors = _compare_series(run, prediction)
+    notes = (*prediction.setting.notes, *prediction.cost.warnings())
+    return Comparison(metrics, series, errors, notes)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    if "t" not in run.series:
+        return {}, {}
+    times = run.series["t"] - run.series_offset_s
+    predicted = prediction.series(times)
+    series, errors = {"t_s": times}, {}
+    for name, values in predicted.items():
+        measured = run.series.get(name)
+        if measured is None or not np.isfinite(measured).all() or not measured.any():
+            continue  # this engine did not log it
+        series[name], series[f"{name}_measured"] = values, measured
+        errors[name] = round(float(np.abs(values - measured).mean()), 2)
+    return series, errors
+
+
+def plot(comparison: Comparison, path: str | Path) -> None:
+    """Running, waiting and KV usage over time, predicted and measured, as one picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [name for name in ("running", "waiting", "kv_cache_pct") if name in comparison.series]
+    if not names:
+        return
+    labels = {"running": "running requests", "waiting": "waiting requests", "kv_cache_pct": "KV usage (%)"}
+    figure, axes = plt.subplots(len(names), 1, figsize=(8, 2.6 * len(names)), sharex=True, squeeze=False)
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        times = comparison.series["t_s"]
+        axis.step(times, comparison.series[f"{name}_measured"], where="post", color="black", label="measured")
+        axis.step(times, comparison.series[name], where="post", color="#D55E00", label="predicted")
+        axis.set(ylabel=labels[name], ylim=(0, None))
+        axis.set_title(f"mean difference {comparison.series_error[name]:g}", fontsize=9)
+        axis.legend(fontsize=8)
+    axes[-1, 0].set_xlabel("seconds after the first request")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+_NUM_ROUNDS = 3
+
+
+def fit_overhead(
+    run: str | Path, workload: str | Path | None = None, *, gpu: str | None = None, profile: str | Profile | None = None,
+    model: str | None = None,
+) -> Overhead:
+    """The engine's overhead per step, decode-only and with prompts, from a recorded run's gaps.
+
+    The simulation is repeated with what was found, so that its steps fall where the run's did. Raises ScenarioError
+    if the run has too few decode-only gaps.
+    """
+    from kvsim.cost.from_run import NO_OVERHEAD, overhead_of_gaps
+
+    if workload is None:
+        raise ScenarioError(f"{run}: the run's requests are needed: give --workload FILE.jsonl")
+    recorded = load_run(run)
+    setting = setting_of(recorded, gpu=gpu, profile=profile, model=model)
+    overhead = NO_OVERHEAD
+    for _ in range(_NUM_ROUNDS):
+        decode_us, mixed_us = overhead.decode_step_us, overhead.mixed_step_us
+        prediction = predict(
+            recorded, workload, setting, decode_overhead_us=decode_us, mixed_overhead_us=mixed_us
+        )
+        found = overhead_of_gaps(_gaps(recorded, prediction, decode_us, mixed_us), recorded.folder.name)
+        if found is None:
+            raise ScenarioError(f"{run}: too few gaps between events that hold decode-only steps; the run is too short")
+        overhead = found
+    return overhead
+
+
+def _gaps(run: RecordedRun, prediction: Prediction, decode_us: float, mixed_us: float) -> list[Gap]:
+    from kvsim.cost.from_run import gaps_between_events
+
+    ends = np.array(prediction.steps.end_ns, dtype=float)
+    spent_us = (ends - np.array(prediction.steps.start_ns, dtype=float)) / 1e3
+    is_mixed = np.array([bool(shape.prefills) for shape in prediction.steps.shapes])
+    kernel_us = spent_us - np.where(is_mixed, mixed_us, decode_us)
+    event_s: dict[Any, float] = {}
+    step_of: dict[Any, int] = {}
+    for index, request in enumerate(run.requests):
+        for kind, measured, predicted in (
+            ("first", request.first_token_s, prediction.first_token_s[index]),
+            ("last", request.last_token_s, prediction.last_token_s[index]),
+        ):
+            event_s[index, kind] = measured
+            step_of[index, kind] = int(np.searchsorted(ends, predicted * NS_PER_S - 0.5))
+    return gaps_between_events(event_s, step_of, kernel_us, is_mixed)
