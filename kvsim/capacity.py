@@ -256,6 +256,7 @@ def kv_cache_bytes(geometry: ModelGeometry, gpu: GpuSpec, scenario: Any) -> int:
             max_num_batched_tokens=getattr(limits, "max_num_batched_tokens", None) or max_model_len,
             kv_cache_dtype=scenario.kv_cache_dtype,
             tensor_parallel_size=scenario.tensor_parallel_size,
+            weight_bytes=getattr(scenario.model, "weight_bytes", None),
         )
     except GeometryError as error:
         raise ScenarioError(f"memory: {error}; or say how much there is with memory.kv_cache_memory_bytes") from None

@@ -46,7 +46,7 @@ def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -
 
 def least_bytes(scenario: Scenario) -> int:
     """Bytes a run needs at least: what is known before it starts."""
-    from kvsim.registry import Pool
+    from kvsim.scenario.pool import Pool
 
     pool = Pool(scenario)
     per_block = BLOCK_BYTES.get(scenario.allocator.type, 0)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvsim.scenario.fields import Custom, is_import_path
+from kvsim.scenario.pool import Pool as Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,
@@ -32,9 +32,7 @@ from kvsim.scenario.schema import (
 from kvsim.types import KvsimError, ScenarioError
 
 if TYPE_CHECKING:
-    from kvsim.catalog import GpuSpec
     from kvsim.cost.interface import CostModel
-    from kvsim.memory.geometry import ModelGeometry
     from kvsim.memory.interface import KVAllocator
     from kvsim.scheduling.interface import Scheduler
     from kvsim.workload.source import Source
@@ -51,7 +49,8 @@ class Engine:
 
     def warnings(self) -> tuple[str, ...]:
         """What the parts have to say about themselves after a run: skipped rows, a profile left behind."""
-        return (*self.source.notes, *getattr(self.cost, "warnings", tuple)())
+        of_cost: Callable[[], Iterable[str]] = getattr(self.cost, "warnings", tuple)
+        return (*self.source.notes, *of_cost())
 
 
 def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> Engine:
@@ -62,83 +61,11 @@ def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> E
     return Engine(scheduler, make_cost(scenario, pool), make_source(scenario), pool.bytes_per_token)
 
 
-class Pool:
-    """How much KV memory a scenario has: bytes turned into blocks and slots."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.block_size = cast(int, getattr(scenario.allocator, "block_size", None) or _custom_block_size(scenario))
-
-    @cached_property
-    def geometry(self) -> ModelGeometry:
-        """The model's KV geometry."""
-        from kvsim.catalog import load_model
-
-        model = self.scenario.model
-        if isinstance(model, str):
-            return load_model(model)
-        return load_model({key: value for key, value in model.model_dump().items() if value is not None})
-
-    @cached_property
-    def gpu(self) -> GpuSpec:
-        """The GPU, from the catalog or as the scenario describes it."""
-        from kvsim.catalog import GpuSpec, load_gpu
-
-        gpu = self.scenario.gpu
-        if isinstance(gpu, str):
-            return load_gpu(gpu)
-        return GpuSpec(gpu.name or "gpu", gpu.memory, 0.0, 0.0, 0, 0.0)
-
-    @cached_property
-    def bytes_per_token(self) -> int:
-        """Bytes of KV per token on one rank."""
-        scenario = self.scenario
-        return self.geometry.bytes_per_token(scenario.kv_cache_dtype, scenario.tensor_parallel_size)
-
-    @cached_property
-    def num_blocks(self) -> int:
-        """Blocks as configured, a null block included."""
-        memory = self.scenario.memory
-        if memory.num_gpu_blocks_override is not None:
-            return memory.num_gpu_blocks_override
-        kv_bytes = memory.kv_cache_memory_bytes
-        return self._num_blocks_in(self._kv_bytes_of_gpu() if kv_bytes is None else kv_bytes)
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens the pool holds; contiguous engines get exactly these."""
-        return self.num_blocks * self.block_size
-
-    @cached_property
-    def num_host_blocks(self) -> int:
-        """Blocks of host memory for swapping."""
-        memory = self.scenario.memory
-        if memory.num_cpu_blocks_override is not None:
-            return memory.num_cpu_blocks_override
-        return self._num_blocks_in(memory.swap_space) if memory.swap_space else 0
-
-    @cached_property
-    def max_model_len(self) -> int | None:
-        """The scenario's limit, else the model's, else none."""
-        limit = getattr(self.scenario.scheduler, "max_model_len", None)
-        return self.geometry.max_model_len if limit is None else int(limit)
-
-    def _num_blocks_in(self, num_bytes: int) -> int:
-        from kvsim.memory.geometry import num_gpu_blocks
-
-        return num_gpu_blocks(num_bytes, self.block_size, self.bytes_per_token)
-
-    def _kv_bytes_of_gpu(self) -> int:
-        from kvsim.capacity import kv_cache_bytes
-
-        scenario = self.scenario
-        return kv_cache_bytes(self.geometry, self.gpu, scenario)
-
-
 def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAllocator:
     """The scenario's allocator over its memory. Raises ScenarioError."""
     config = scenario.allocator
-    _check_pool(scenario, pool)
+    if problem := pool.problem():
+        raise ScenarioError(f"memory: {problem}")
     if isinstance(config, PagedMemory):
         from kvsim.memory.paged import PagedAllocator
 
@@ -303,16 +230,6 @@ def make_source(scenario: Scenario) -> Source:
     return source
 
 
-def _check_pool(scenario: Scenario, pool: Pool) -> None:
-    smallest = 2 if getattr(scenario.allocator, "null_block", False) else 1
-    if pool.num_blocks < smallest:
-        raise ScenarioError(
-            f"memory: holds {pool.num_blocks} blocks of {pool.block_size} tokens "
-            f"({pool.bytes_per_token:,} bytes a token); at least {smallest} is needed: "
-            "give it more memory, or allocator.block_size a smaller value"
-        )
-
-
 def import_object(path: str, key: str) -> Any:
     """What `package.module:name` names. Raises ScenarioError if it cannot be imported."""
     module_name, _, name = path.partition(":")
@@ -353,9 +270,3 @@ def _keywords_of(make: Callable[..., Any]) -> set[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-
-
-def _custom_block_size(scenario: Scenario) -> int:
-    keywords = scenario.allocator.keywords if isinstance(scenario.allocator, Custom) else {}
-    block_size = keywords.get("block_size", 16)
-    return block_size if isinstance(block_size, int) and block_size > 0 else 16

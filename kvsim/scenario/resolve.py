@@ -222,7 +222,7 @@ def _find(text: str, key: Key, base: Path, document: Document, overrides: tuple[
     candidates = [Path(text)] if is_set or Path(text).is_absolute() else [base / text, Path(text)]
     for candidate in candidates:
         try:
-            if candidate.is_file():
+            if candidate.is_file() or (key == ("model",) and (candidate / "config.json").is_file()):
                 return text if Path(text).is_absolute() else os.path.relpath(candidate)
         except (OSError, ValueError):
             continue

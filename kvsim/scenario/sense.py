@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.scenario.fields import Custom
 from kvsim.scenario.layout import blocks, keys_at
 from kvsim.scenario.messages import join
+from kvsim.scenario.pool import Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,
+    KernelCostConfig,
     NoEvictScheduler,
     PagedMemory,
     Scenario,
@@ -18,7 +20,7 @@ from kvsim.scenario.schema import (
     VllmV0Scheduler,
     VllmV1Scheduler,
 )
-from kvsim.scenario.words import did_you_mean
+from kvsim.scenario.words import did_you_mean, shorten
 from kvsim.scenario.workload_schema import FixedLengths, UniformLengths, Workload
 from kvsim.scenario.yaml_loader import Key, dotted
 from kvsim.types import ScenarioError
@@ -56,6 +58,74 @@ def longest_prompt(workload: Workload) -> int | None:
     if isinstance(workload.lengths, FixedLengths | UniformLengths):
         return _ends(workload.lengths.prompt)[1]
     return None
+
+
+def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
+    """Model, GPU and bytes make a pool that something fits into."""
+    pool = Pool(scenario)
+    asked: tuple[tuple[Key, Callable[[], object]], ...] = (
+        (("model",), lambda: pool.geometry),
+        (("gpu",), lambda: None if _gives_memory(scenario) else pool.gpu),
+        (("tensor_parallel_size",), lambda: pool.bytes_per_token),
+        (("memory",), lambda: pool.num_blocks),
+    )
+    for key, ask in asked:
+        try:
+            ask()
+        except ScenarioError as error:
+            yield Finding(key, str(error).removeprefix("memory: "))
+            return
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # A config.json may hold anything; what its reader did not foresee is still the file's fault.
+            yield Finding(key, f"is {shorten(getattr(scenario, key[0]))}, which cannot be used: {error}")
+            return
+    if problem := pool.problem():
+        yield _too_small(scenario, pool, problem)
+        return
+    yield from _lengths_fit(scenario, pool)
+    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0:
+        yield Finding(("scheduler", "preemption"), "is swap, and memory.swap_space is 0: victims are recomputed", False)
+
+
+def _too_small(scenario: Scenario, pool: Pool, problem: str) -> Finding:
+    """Blame the block size where smaller blocks would do, else whatever says how much memory there is."""
+    memory = scenario.memory
+    if memory.num_gpu_blocks_override is not None:
+        return Finding(("memory", "num_gpu_blocks_override"), problem)
+    num_tokens = pool.num_kv_bytes // pool.bytes_per_token
+    if 0 < num_tokens < pool.block_size:
+        text = f"is {pool.block_size}, and the KV cache holds {num_tokens} tokens: no block fits; must be at most that"
+        return Finding(("allocator", "block_size"), text)
+    name = "gpu_memory_utilization" if memory.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
+    return Finding(("memory", name), problem)
+
+
+def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
+    limit = getattr(scenario.scheduler, "max_model_len", None)
+    if limit is not None and limit > pool.num_slots:
+        text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: longer requests will be rejected"
+        if getattr(scenario.scheduler, "reservation", None) == "max":
+            text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: no request could reserve it"
+        yield Finding(("scheduler", "max_model_len"), text, False)
+    if pool.max_model_len is None and getattr(scenario.scheduler, "reservation", None) is not None:
+        yield Finding(("scheduler", "max_model_len"), "is not given and the model has none; a reservation needs it")
+
+
+def _gives_memory(scenario: Scenario) -> bool:
+    memory = scenario.memory
+    return memory.kv_cache_memory_bytes is not None or memory.num_gpu_blocks_override is not None
+
+
+def _profile_exists(scenario: Scenario) -> Iterator[Finding]:
+    if not isinstance(scenario.cost, KernelCostConfig):
+        return
+    from kvsim.cost.profile import profile_path
+
+    pool = Pool(scenario)
+    try:
+        profile_path(scenario.cost.profile if scenario.cost.profile is not None else pool.gpu.name)
+    except ScenarioError as error:
+        yield Finding(("cost", "profile"), str(error))
 
 
 def _parts_fit_each_other(scenario: Scenario) -> Iterator[Finding]:
@@ -175,6 +245,8 @@ def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
 
 
 CHECKS = (
+    _memory_is_there,
+    _profile_exists,
     _parts_fit_each_other,
     _window_fits,
     _budget_fits,

@@ -1,0 +1,114 @@
+"""How much KV memory a scenario has: from model, GPU and bytes to blocks and slots."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from kvsim.scenario.fields import Custom
+from kvsim.scenario.schema import Scenario
+
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
+    from kvsim.memory.geometry import ModelGeometry
+
+MAX_BLOCKS = 100_000_000
+
+
+class Pool:
+    """How much KV memory a scenario has: bytes turned into blocks and slots."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.block_size = cast(int, getattr(scenario.allocator, "block_size", None) or _custom_block_size(scenario))
+
+    @cached_property
+    def geometry(self) -> ModelGeometry:
+        """The model's KV geometry."""
+        from kvsim.catalog import load_model
+
+        model = self.scenario.model
+        if isinstance(model, str):
+            return load_model(model)
+        return load_model({key: value for key, value in model.model_dump().items() if value is not None})
+
+    @cached_property
+    def gpu(self) -> GpuSpec:
+        """The GPU, from the catalog or as the scenario describes it."""
+        from kvsim.catalog import GpuSpec, load_gpu
+
+        gpu = self.scenario.gpu
+        if isinstance(gpu, str):
+            return load_gpu(gpu)
+        return GpuSpec(gpu.name or "gpu", gpu.memory, 0.0, 0.0, 0, 0.0)
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV per token on one rank."""
+        scenario = self.scenario
+        return self.geometry.bytes_per_token(scenario.kv_cache_dtype, scenario.tensor_parallel_size)
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks as configured, a null block included."""
+        memory = self.scenario.memory
+        if memory.num_gpu_blocks_override is not None:
+            return memory.num_gpu_blocks_override
+        return self._num_blocks_in(self.num_kv_bytes)
+
+    @cached_property
+    def num_kv_bytes(self) -> int:
+        """Bytes of the KV cache, as given or as the GPU has left."""
+        kv_bytes = self.scenario.memory.kv_cache_memory_bytes
+        return self._kv_bytes_of_gpu() if kv_bytes is None else kv_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens the pool holds; contiguous engines get exactly these."""
+        return self.num_blocks * self.block_size
+
+    @cached_property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory for swapping."""
+        memory = self.scenario.memory
+        if memory.num_cpu_blocks_override is not None:
+            return memory.num_cpu_blocks_override
+        return self._num_blocks_in(memory.swap_space) if memory.swap_space else 0
+
+    @cached_property
+    def max_model_len(self) -> int | None:
+        """The scenario's limit, else the model's, else none."""
+        limit = getattr(self.scenario.scheduler, "max_model_len", None)
+        return self.geometry.max_model_len if limit is None else int(limit)
+
+    def problem(self) -> str | None:
+        """Why nothing could ever run in it, and what to change; None where it is large enough."""
+        needed = 2 if getattr(self.scenario.allocator, "null_block", False) else 1
+        if self.num_blocks > MAX_BLOCKS:
+            return (
+                f"holds {self.num_blocks:,} blocks; at most {MAX_BLOCKS:,} are modelled: give it less, or larger blocks"
+            )
+        if self.num_blocks >= needed:
+            return None
+        return (
+            f"holds {self.num_blocks} blocks of {self.block_size:,} tokens ({self.bytes_per_token:,} bytes a token), "
+            f"and {needed} must fit: give it at least {needed * self.block_size * self.bytes_per_token:,} bytes, "
+            "or allocator.block_size a smaller value"
+        )
+
+    def _num_blocks_in(self, num_bytes: int) -> int:
+        from kvsim.memory.geometry import num_gpu_blocks
+
+        return num_gpu_blocks(num_bytes, self.block_size, self.bytes_per_token)
+
+    def _kv_bytes_of_gpu(self) -> int:
+        from kvsim.capacity import kv_cache_bytes
+
+        scenario = self.scenario
+        return kv_cache_bytes(self.geometry, self.gpu, scenario)
+
+
+def _custom_block_size(scenario: Scenario) -> int:
+    keywords = scenario.allocator.keywords if isinstance(scenario.allocator, Custom) else {}
+    block_size = keywords.get("block_size", 16)
+    return block_size if isinstance(block_size, int) and block_size > 0 else 16
