@@ -22,6 +22,8 @@ _rank = attrgetter("rank")
 class VllmV1AsyncScheduler(VllmV1Scheduler):
     """Engine `vllm-v1-async`: call `schedule`, then `complete` with the plan before; every plan is completed once."""
 
+    plans_ahead = True
+    """The server plans a step while the one before runs."""
     num_stale_tokens = 0
     """Tokens that were delivered to a preempted request."""
     num_discarded_entries = 0
@@ -87,6 +89,7 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     def _apply_decodes(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
         for seq in step.decodes:
             self._deliver(seq, outcome)
+        outcome.delivered.sort(key=_rank)
 
     def _is_gone(self, seq: Sequence) -> bool:
         return seq.status is not Status.RUNNING and seq.status is not Status.WAITING
