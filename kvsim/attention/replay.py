@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,8 +90,9 @@ class Replay:
         self._release_preempted(plan)
         self._admit(plan)
         _move(self.gpu, self.host, plan.swap_out)
+        sources = {copy.dst: copy.src for copy in plan.copies}
         for update in plan.table_updates:
-            self._upload(update, is_hit=update.seq not in plan.resumed)
+            self._upload(update, sources, is_hit=update.seq not in plan.resumed)
         _move(self.host, self.gpu, plan.swap_in)
         for copy in plan.copies:
             self._copy(copy)
@@ -113,11 +114,12 @@ class Replay:
             lane.table.clear()
             lane.num_stored = admission.num_hit_tokens
 
-    def _upload(self, update: TableUpdate, *, is_hit: bool) -> None:
+    def _upload(self, update: TableUpdate, sources: Mapping[BlockId, BlockId], *, is_hit: bool) -> None:
         """Patch a table; entries that an update leaps over must be named by another one of the same step.
 
         A block that is new in a table holds nothing of use until this step writes, copies or moves something into
-        it, unless (`is_hit`) it is part of an admission's prefix hit: so it is wiped.
+        it, unless (`is_hit`) it is part of an admission's prefix hit: so it is wiped. A copy stands in for its source
+        wherever the table names it (a table that wraps around its window does so more than once).
         """
         lane = self._lane(update.seq)
         table = lane.table
@@ -126,6 +128,8 @@ class Replay:
             is_cached = is_admitted and index * self.block_size < lane.num_stored
             if not is_cached and block_id not in table and 0 <= block_id < self.gpu.shape[2]:
                 self.gpu[:, :, block_id] = np.nan
+            if block_id in sources:
+                table[:] = [block_id if entry == sources[block_id] else entry for entry in table]
         table += [UNKNOWN] * (update.start - len(table))
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
 

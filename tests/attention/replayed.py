@@ -87,6 +87,7 @@ class Traits:
     swaps: bool = False
     prefix_caching: bool = False
     early_stops: bool = False
+    windows: bool = False
     null_block: bool = False
     min_budget: int = 1
     memory: dict[str, Any] = field(default_factory=dict)
@@ -110,6 +111,8 @@ def random_scenario(seed: int, traits: Traits) -> Scenario:
     memory = dict(traits.memory)
     if traits.prefix_caching:
         memory["enable_prefix_caching"] = bool(caching)
+    if traits.windows:
+        memory["sliding_window"] = block_size * int(rng.integers(1, 5))
     return Scenario(requests, num_blocks + traits.null_block, block_size, num_host_blocks, memory, scheduler)
 
 
@@ -158,14 +161,14 @@ def replay_scenario(
     make_allocator: Callable[..., Any] = PagedAllocator,
     make_server: Callable[..., Server] = Server,
     wrap: Callable[[Replay], Any] = lambda replay: replay,
-    **replay_keywords: Any,
 ) -> tuple[Replay, EventCounts]:
     """Run it with detail and replay every step."""
     allocator = make_allocator(
         scenario.num_blocks, scenario.block_size, num_host_blocks=scenario.num_host_blocks, **scenario.memory
     )
     scheduler = make_scheduler(allocator, detail=True, **scenario.scheduler)
-    replay = Replay(scenario.block_size, scenario.num_blocks, scenario.num_host_blocks, **replay_keywords)
+    window = scenario.memory.get("sliding_window")
+    replay = Replay(scenario.block_size, scenario.num_blocks, scenario.num_host_blocks, sliding_window=window)
     events = EventCounts()
     env = simpy.Environment()
     server = make_server(env, scheduler, UnitCost(), ListSource(scenario.requests), (wrap(replay), events))

@@ -37,6 +37,7 @@ PAGED = Traits(
     },
 )
 
+WINDOW = replace(PAGED, prefix_caching=False, windows=True)
 NO_EVICT = replace(PAGED, swaps=False, choices={"engine_loop": ["calendar", "plain"], "prefill_first": [False, True]})
 
 V0 = Traits(
@@ -85,6 +86,7 @@ class Engine(NamedTuple):
 FORKS = ("copies", "forks", "pruned")
 ENGINES = {
     "paged": Engine(PagedScheduler, PAGED, (*PRESSURE, *FORKS, "hit_tokens", "swapped_in_blocks")),
+    "paged-window": Engine(PagedScheduler, WINDOW, ("copies", "forks", "chunks")),
     "no-evict": Engine(NoEvictScheduler, NO_EVICT, (*FORKS, "hit_tokens", "chunks")),
     "vllm-v0": Engine(VllmV0Scheduler, V0, ("preemptions", "resumed", *FORKS, "swapped_in_blocks")),
     "vllm-v1": Engine(VllmV1Scheduler, V1, (*PRESSURE, "hit_tokens")),
