@@ -8,10 +8,11 @@ policy; where it lies is the placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from kvsim.memory.holes import Extent, make_space
 from kvsim.memory.interface import NO_MATCH, BlockCopy, KeyChain, PrefixMatch, RegionMove, Transfer, Usage
+from kvsim.memory.journal import Journal
 from kvsim.types import AllocatorError, AllocStatus, LawViolation, OutOfBlocks, SeqId
 
 Placement = Literal["buddy", "first_fit", "best_fit", "worst_fit"]
@@ -51,6 +52,7 @@ class ContiguousAllocator:
 
     Used slots are those asked for; what the buddy placement adds is `Usage.num_rounding_slots`.
     `compaction="on_demand"` lets `make_room` slide regions together when only a hole is missing.
+    A journal sees a region as the block at its first address.
     """
 
     block_size = 1
@@ -61,7 +63,7 @@ class ContiguousAllocator:
         *,
         placement: Placement = "buddy",
         compaction: Compaction | None = None,
-        journal: Any = None,
+        journal: Journal | None = None,
     ) -> None:
         if num_slots < 1:
             raise AllocatorError(f"num_slots is {num_slots}; it must be at least 1")
@@ -75,6 +77,8 @@ class ContiguousAllocator:
         self._space = make_space(num_slots, placement)
         self._regions: dict[SeqId, _Region] = {}
         self._num_used = 0
+        self._usage: Usage | None = None
+        """Counted when first asked for after a change."""
 
     @property
     def num_blocks(self) -> int:
@@ -148,6 +152,11 @@ class ContiguousAllocator:
         return RegionMove(child_id, src.start, dst.start, dst.num_tokens)
 
     def usage(self) -> Usage:
+        if self._usage is None:
+            self._usage = self._count_usage()
+        return self._usage
+
+    def _count_usage(self) -> Usage:
         space = self._space
         return Usage(
             num_blocks=space.num_slots,
@@ -196,6 +205,8 @@ class ContiguousAllocator:
             raise NoHole(size, self._space.num_free, self._space.largest_hole)
         self._regions[seq_id] = _Region(start, length, size, num_tokens)
         self._num_used += length
+        self._usage = None
+        self._note(seq_id, "taken", start, 1)
 
     def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
         """Store `num_tokens` more tokens within the region; never takes a slot, never copies.
@@ -224,19 +235,23 @@ class ContiguousAllocator:
         child = self._regions.get(child_id)
         if child is None:
             self._take(child_id, parent.length, parent.num_tokens)
-            return
-        if child.num_tokens or child.length < parent.num_tokens:
+        elif child.num_tokens or child.length < parent.num_tokens:
             raise AllocatorError(
                 f"sequence {child_id!r} cannot be forked from {parent_id!r}: its region has {child.length} slots, "
                 f"{child.num_tokens} of them filled, and {parent.num_tokens} tokens are to be copied"
             )
-        child.num_tokens = parent.num_tokens
+        else:
+            child.num_tokens = parent.num_tokens
+        self._note(child_id, "copied", parent.start, 1, self._regions[child_id].start)
 
     def free(self, seq_id: SeqId) -> None:
         region = self._region(seq_id)
         del self._regions[seq_id]
         self._num_used -= region.length
+        self._usage = None
         self._space.release(region.start, region.size)
+        self._note(seq_id, "ref_dec", region.start, 0)
+        self._note(seq_id, "freed", region.start, 0)
 
     def swap_out(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
         """Always None: there is no host pool."""
@@ -271,8 +286,24 @@ class ContiguousAllocator:
             if start is not None:
                 moves.append(RegionMove(seq_id, region.start, start, region.num_tokens))
                 region.start = start
+        self._usage = None
         self._space.rebuild((region.start, region.size) for region in self._regions.values())
+        self._note_moves(moves)
         return tuple(moves)
+
+    def _note_moves(self, moves: Sequence[RegionMove]) -> None:
+        """All old addresses are given up before any new one is taken, for they may overlap."""
+        for move in moves:
+            self._note(move.seq_id, "copied", move.src, 1, move.dst)
+            self._note(move.seq_id, "ref_dec", move.src, 0)
+            self._note(move.seq_id, "freed", move.src, 0)
+        for move in moves:
+            self._note(move.seq_id, "taken", move.dst, 1)
+
+    def _note(self, seq_id: SeqId, event: str, start: int, ref_count: int, other: int | None = None) -> None:
+        if self.journal is not None:
+            self.journal.name(seq_id)
+            self.journal.record(event, start, ref_count, other)
 
     def audit(self) -> None:
         """Recompute the memory's laws: regions and holes tile the space, sums agree, holes are merged."""
@@ -291,6 +322,8 @@ class ContiguousAllocator:
                 raise LawViolation(f"law 8: sequence {seq_id!r} stores {region.num_tokens} of {region.length} slots")
         if self._num_used != sum(region.length for region in self._regions.values()):
             raise LawViolation(f"law 4: {self._num_used} slots are counted as used")
+        if self.usage() != self._count_usage():
+            raise LawViolation(f"law 4: usage is counted as {self.usage()}; it is {self._count_usage()}")
         free = sum(size for _, size in self._space.holes())
         if free != self._space.num_free:
             raise LawViolation(f"law 4: {self._space.num_free} slots are counted as free, the holes have {free}")

@@ -21,11 +21,8 @@ class AddressSpace(Protocol):
     num_slots: int
     num_free: int
     """Slots in no extent."""
-
-    @property
-    def max_extent(self) -> int:
-        """The largest extent an empty space can give."""
-        ...
+    max_extent: int
+    """The largest extent an empty space can give."""
 
     @property
     def largest_hole(self) -> int:
@@ -74,15 +71,12 @@ class FitSpace:
         self.num_slots = num_slots
         self.rule = rule
         self.num_free = num_slots
+        self.max_extent = num_slots
         self._size_at: dict[int, int] = {}
         self._starts: list[int] = []
         self._by_size: list[tuple[int, int]] = []
         if num_slots:
             self._add_hole(0, num_slots)
-
-    @property
-    def max_extent(self) -> int:
-        return self.num_slots
 
     @property
     def largest_hole(self) -> int:
@@ -195,14 +189,19 @@ class BuddySpace:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_free = num_slots
+        self.max_extent = 1 << num_slots.bit_length() - 1 if num_slots else 0
         self._free: list[list[int]] = []
+        """Starts of the holes of 2^k slots, sorted, at index k."""
+        self._orders = 0
+        """Bit k says whether there is a hole of 2^k slots."""
         self._clear()
 
     def _clear(self) -> None:
         self.num_free = self.num_slots
         self._free = [[] for _ in range(self.num_slots.bit_length())]
+        self._orders = 0
         for start, size in self._roots():
-            self._free[size.bit_length() - 1].append(start)
+            self._add_hole(size.bit_length() - 1, start)
 
     def _roots(self) -> list[Extent]:
         roots, start = [], 0
@@ -213,27 +212,22 @@ class BuddySpace:
         return roots
 
     @property
-    def max_extent(self) -> int:
-        return 1 << self.num_slots.bit_length() - 1 if self.num_slots else 0
-
-    @property
     def largest_hole(self) -> int:
-        for order in reversed(range(len(self._free))):
-            if self._free[order]:
-                return 1 << order
-        return 0
+        return 1 << self._orders.bit_length() - 1 if self._orders else 0
 
     def extent_size(self, num_slots: int) -> int:
         return 1 << (num_slots - 1).bit_length() if num_slots > 0 else 0
 
     def take(self, size: int) -> int | None:
         order = size.bit_length() - 1
-        source = next((k for k in range(order, len(self._free)) if self._free[k]), None)
-        if source is None:
+        sufficient = self._orders >> order
+        if not sufficient:
             return None
-        start = self._free[source].pop(0)
+        source = order + (sufficient & -sufficient).bit_length() - 1
+        start = self._free[source][0]
+        self._drop_hole(source, start)
         for k in reversed(range(order, source)):
-            insort(self._free[k], start + (1 << k))
+            self._add_hole(k, start + (1 << k))
         self.num_free -= size
         return start
 
@@ -244,7 +238,11 @@ class BuddySpace:
         while self._drop_hole(order, start ^ (1 << order)):
             start &= ~(1 << order)
             order += 1
+        self._add_hole(order, start)
+
+    def _add_hole(self, order: int, start: int) -> None:
         insort(self._free[order], start)
+        self._orders |= 1 << order
 
     def _drop_hole(self, order: int, start: int) -> bool:
         starts = self._free[order]
@@ -252,6 +250,8 @@ class BuddySpace:
         if index == len(starts) or starts[index] != start:
             return False
         del starts[index]
+        if not starts:
+            self._orders ^= 1 << order
         return True
 
     def holes(self) -> tuple[Extent, ...]:
@@ -284,11 +284,13 @@ class BuddySpace:
         order = size.bit_length() - 1
         source = next(k for k in range(order, len(self._free)) if self._drop_hole(k, start >> k << k))
         for k in reversed(range(order, source)):
-            insort(self._free[k], (start >> k ^ 1) << k)
+            self._add_hole(k, (start >> k ^ 1) << k)
         self.num_free -= size
 
     def check(self) -> str | None:
         for order, starts in enumerate(self._free):
+            if bool(starts) != bool(self._orders >> order & 1):
+                return f"the orders with holes are {self._orders:b}, order {order} has {len(starts)}"
             if starts != sorted(set(starts)):
                 return f"the free list of order {order} is out of order or repeats"
             for start in starts:

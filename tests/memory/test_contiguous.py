@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from kvsim.memory.contiguous import ContiguousAllocator, NoHole, num_moved_slots, placements
 from kvsim.memory.interface import KVAllocator, RegionMove
+from kvsim.memory.journal import Journal, double_decrements, life_of, never_returned
+from kvsim.testing import check_allocator
 from kvsim.types import AllocatorError, AllocStatus, LawViolation
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
@@ -206,6 +208,30 @@ def test_audit_finds_a_leaked_hole():
     del allocator._regions["A"]
     with pytest.raises(LawViolation, match="law 4"):
         allocator.audit()
+
+
+@pytest.mark.parametrize("placement", ["first_fit", "best_fit", "worst_fit"])  # the kit knows no rounding
+def test_the_public_kit_finds_nothing(placement):
+    check_allocator(
+        lambda: ContiguousAllocator(24, placement=placement), max_examples=30, fork=False, exact_blocks=False
+    )
+
+
+def test_a_journal_sees_regions_come_move_and_go():
+    journal = Journal()
+    allocator = ContiguousAllocator(16, placement="first_fit", compaction="on_demand", journal=journal)
+    for name in "AB":
+        allocator.allocate(name, 4)
+    allocator.fork("B", "C")
+    allocator.free("A")
+    allocator.compact()
+    assert [held.block_id for held in never_returned(journal.events())] == [0, 4]
+    allocator.free("B")
+    allocator.free("C")
+    assert never_returned(journal.events()) == double_decrements(journal.events()) == []
+    moves = [(event.request_id, event.block_id, event.other_block_id) for event in life_of(journal.events(), 4)]
+    assert ("C", 4, 8) in moves
+    assert ("B", 4, 0) in moves
 
 
 OPERATIONS = st.lists(
