@@ -35,7 +35,7 @@ def check_allocator(
     machine = machine_for(factory, features)
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "database": None, "deadline": None}
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=max_examples,

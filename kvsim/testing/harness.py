@@ -51,7 +51,7 @@ class _Release:
 class Harness:
     """One allocator under test. Every command raises LawViolation at the first difference."""
 
-    def __init__(self, allocator: KVAllocator, features: Features = Features()) -> None:  # noqa: B008
+    def __init__(self, allocator: KVAllocator, features: Features = Features()) -> None:
         usage = allocator.usage()
         self.allocator = allocator
         self.block_size = allocator.block_size
@@ -276,14 +276,15 @@ class Harness:
 
     def _adopt(self, *seq_ids: SeqId) -> None:
         """Learn the block ids of new cells, and see which cached texts their handing out evicted."""
-        evicted = {}
+        evicted: dict[BlockId, _Release | None] = {}
         for seq_id in seq_ids:
             seq = self.sequences[seq_id]
             self._check_length(seq_id, seq)
             for cell, block_id in zip(seq.cells, self._table(seq_id), strict=False):
                 if cell not in self._block_of:
                     self._block_of[cell] = block_id
-                    if not seq.is_swapped and self._carried.pop(block_id, None):
+                    if not seq.is_swapped and block_id in self._carried:
+                        del self._carried[block_id]
                         evicted[block_id] = self._idle.pop(block_id, None)
         self._num_evicted += len(evicted)
         if self.features.eviction != "any":
@@ -362,8 +363,8 @@ class Harness:
 
     def _check_moves(self, cells: list[Cell], transfer: Transfer) -> None:
         sources, targets = [move.src for move in transfer], [move.dst for move in transfer]
-        _require(8, sorted(sources) == sorted(self._block_of[cell] for cell in cells),
-                 f"blocks {sources} are moved; the sequences hold {[self._block_of[cell] for cell in cells]}")  # fmt: skip
+        held = [self._block_of[cell] for cell in cells]
+        _require(8, sorted(sources) == sorted(held), f"blocks {sources} are moved; the sequences hold {held}")
         _require(8, len(set(targets)) == len(targets), f"two blocks are moved to one: {targets}")
 
     def _check_length(self, seq_id: SeqId, seq: ModelSequence) -> None:
@@ -411,7 +412,7 @@ class Harness:
         for name, value in expected.items():
             counted = getattr(usage, name)
             _require(4, counted == value, f"usage().{name} is {counted}; it should be {value}")
-        parts = usage.num_used + usage.num_cached_idle + usage.num_free
+        parts = usage.num_used + usage.num_cached_idle + usage.num_free + usage.num_rounding_slots
         _require(4, parts == usage.num_blocks, f"used + cached idle + free blocks are {parts} of {usage.num_blocks}")
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsim.memory import BlockCopy, PagedAllocator, PrefixMatch, Transfer, Usage
-from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable
 from kvsim.memory.interface import KeyChain, Link
 from kvsim.memory.prefix_cache import PrefixIndex, PrefixNode
-from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
+from kvsim.types import AllocStatus, BlockId, OutOfBlocks, SeqId
 
 MUTANTS: dict[str, type[PagedAllocator]] = {}
 
@@ -423,11 +422,11 @@ class _Rewritten:
 class _WithIndex(Unaudited):
     """The real allocator over another prefix index."""
 
-    index_type: type[PrefixIndex] = PrefixIndex
+    Index: type[PrefixIndex] = PrefixIndex
 
     def __init__(self, num_blocks: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(num_blocks, *args, **kwargs)
-        index = self.index_type(num_blocks)
+        index = self.Index(num_blocks)
         # The free list asks the index that it was given, so the new one takes over its state.
         index.node_of, index.root = self.index.node_of, self.index.root
         self.index = index
@@ -437,7 +436,7 @@ class _WithIndex(Unaudited):
 class HashesWithoutParent(_WithIndex):
     """A block is found by its own content, whatever stands before it."""
 
-    class index_type(PrefixIndex):  # noqa: N801
+    class Index(PrefixIndex):
         def __init__(self, num_blocks: int) -> None:
             super().__init__(num_blocks)
             self._by_link: dict[Link, list[BlockId]] = {}
@@ -472,7 +471,7 @@ class HashesWithoutParent(_WithIndex):
 class IgnoresTheNamespace(_WithIndex):
     """Equal texts meet whatever their LoRA adapter and salt."""
 
-    class index_type(_BadIndex):  # noqa: N801
+    class Index(_BadIndex):
         @staticmethod
         def key(link: Link) -> Link:
             return link[0], ()
@@ -480,7 +479,7 @@ class IgnoresTheNamespace(_WithIndex):
 
 @mutant
 class IgnoresTheSalt(_WithIndex):
-    class index_type(_BadIndex):  # noqa: N801
+    class Index(_BadIndex):
         @staticmethod
         def key(link: Link) -> Link:
             return link[0], link[1][:1]
@@ -490,7 +489,7 @@ class IgnoresTheSalt(_WithIndex):
 class HashesAllButTheLastToken(_WithIndex):
     """Blocks that differ in their last token alone are taken for equal."""
 
-    class index_type(_BadIndex):  # noqa: N801
+    class Index(_BadIndex):
         @staticmethod
         def key(link: Link) -> Link:
             content = link[0]
@@ -501,7 +500,7 @@ class HashesAllButTheLastToken(_WithIndex):
 class KeepsEvictedTexts(_WithIndex):
     """A block that is handed out is still found under its old text."""
 
-    class index_type(PrefixIndex):  # noqa: N801
+    class Index(PrefixIndex):
         def drop(self, block_id: BlockId) -> bool:
             return False
 

@@ -1,0 +1,180 @@
+"""The public kit: its documentation runs, its parts say what they should, and it accepts every real allocator."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvsim.memory import BlockCopy, BlockMove, PagedAllocator
+from kvsim.memory.contiguous import ContiguousAllocator
+from kvsim.testing import DictModel, Features, Harness, LawViolation, ShadowMemory, check_allocator, machine_for
+from kvsim.testing.adapter import BlockManagerAdapter
+from kvsim.types import AllocatorError, BlockId, SeqId
+
+POLICIES = {"fifo": "lru", "lru": "lru", "lifo": "tail_first", "exclusive_first": "tail_first"}
+"""Free-list order -> the eviction order that it promises."""
+
+
+def doc_examples(repo_root: Path) -> list[str]:
+    text = (repo_root / "docs" / "test-your-allocator.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_documented_examples_run_and_are_short(repo_root: Path) -> None:
+    mine, manager, adapter = doc_examples(repo_root)
+    assert max(len(code.splitlines()) for code in (mine, adapter)) < 30
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for code in (mine, manager, adapter):
+        exec(code, namespace)
+    namespace["test_every_law"]()
+
+
+def test_the_adapted_manager_forks_too(repo_root: Path) -> None:
+    _, manager, adapter = doc_examples(repo_root)
+    namespace: dict[str, Any] = {"__name__": "example"}
+    exec(manager + adapter, namespace)
+
+    class Forking(namespace["Adapted"]):  # type: ignore[misc]
+        def share(self, parent_id: SeqId, child_id: SeqId) -> None:
+            self.manager.map[child_id] = self.manager.map[parent_id].copy()
+            for block_id in self.manager.map[child_id]:
+                self.manager.refs[block_id] += 1
+
+    class Forgetful(Forking):
+        def share(self, parent_id: SeqId, child_id: SeqId) -> None:
+            self.manager.map[child_id] = self.manager.map[parent_id].copy()
+
+    check_allocator(Forking, max_examples=30)
+    with pytest.raises(LawViolation):
+        check_allocator(Forgetful, max_examples=30, shrink=False)
+
+
+class Swapping(BlockManagerAdapter):
+    """A foreign manager that can swap: ours behind the adapter."""
+
+    out_of_blocks = (AllocatorError,)
+
+    def __init__(self) -> None:
+        super().__init__(8, 4, num_host_blocks=4)
+        self.inner = PagedAllocator(8, 4, num_host_blocks=4)
+
+    def take(self, seq_id: SeqId, num_tokens: int) -> None:
+        self.inner.allocate(seq_id, num_tokens)
+
+    def grow(self, seq_id: SeqId, num_tokens: int) -> list[tuple[BlockId, BlockId]]:
+        return [(copy.src, copy.dst) for copy in self.inner.append_slots(seq_id)]
+
+    def drop(self, seq_id: SeqId) -> None:
+        self.inner.free(seq_id)
+
+    def table(self, seq_id: SeqId) -> tuple[BlockId, ...]:
+        return self.inner.block_table(seq_id)
+
+    def num_free(self) -> int:
+        return self.inner.num_free_blocks
+
+    def share(self, parent_id: SeqId, child_id: SeqId) -> None:
+        self.inner.fork(parent_id, child_id)
+
+    def to_host(self, seq_ids: Any) -> Any:
+        return self.inner.swap_out(seq_ids)
+
+    def to_gpu(self, seq_ids: Any) -> Any:
+        return self.inner.swap_in(seq_ids)
+
+
+def test_adapter_with_swap() -> None:
+    check_allocator(Swapping, max_examples=20)
+
+
+@pytest.mark.parametrize(("policy", "eviction"), POLICIES.items())
+@pytest.mark.parametrize("caching", [False, True])
+def test_real_allocator_obeys_every_law(policy: str, eviction: Any, caching: bool) -> None:
+    def factory() -> PagedAllocator:
+        return PagedAllocator(10, 4, num_host_blocks=8, enable_prefix_caching=caching, free_list=policy)
+
+    check_allocator(factory, max_examples=12, eviction=eviction)
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_other_block_sizes(block_size: int) -> None:
+    def factory() -> PagedAllocator:
+        return PagedAllocator(13, block_size, num_host_blocks=3, enable_prefix_caching=True, null_block=True)
+
+    check_allocator(factory, max_examples=12)
+
+
+@pytest.mark.parametrize("placement", ["first_fit", "best_fit", "buddy"])
+def test_contiguous_regions_hold_what_they_were_given(placement: Any) -> None:
+    def factory() -> ContiguousAllocator:
+        return ContiguousAllocator(100, placement=placement)
+
+    check_allocator(factory, fork=False, exact_blocks=False, max_examples=12)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("policy", "eviction"), POLICIES.items())
+def test_nothing_is_found_in_20000_commands(policy: str, eviction: Any) -> None:
+    def factory() -> PagedAllocator:
+        return PagedAllocator(10, 4, num_host_blocks=8, enable_prefix_caching=True, free_list=policy)
+
+    machine = run_deep(factory, eviction)
+    print(policy, machine.num_examples, machine.num_steps)
+    assert machine.num_steps >= 20_000
+
+
+def run_deep(factory: Any, eviction: Any) -> Any:
+    machine = machine_for(factory, Features(eviction=eviction))
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=500,
+            stateful_step_count=60,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return machine
+
+
+def test_shadow_memory_reads_what_copies_and_moves_left() -> None:
+    shadow = ShadowMemory(4)
+    shadow.write([3, 0], 0, [1, 2, 3, 4, 5, 6])
+    shadow.copy([BlockCopy(0, 4, 2)])
+    shadow.write([3, 4], 6, [7])
+    shadow.check("a", [3, 0], [1, 2, 3, 4, 5, 6], is_swapped=False)
+    shadow.check("b", [3, 4], [1, 2, 3, 4, 5, 6, 7], is_swapped=False)
+    shadow.swap_out([BlockMove(3, 0), BlockMove(4, 1)])
+    shadow.check("b", [0, 1], [1, 2, 3, 4, 5, 6, 7], is_swapped=True)
+    with pytest.raises(LawViolation, match="law 8: sequence 'a' reads 7 at position 6"):
+        shadow.check("a", [3, 4], [1, 2, 3, 4, 5, 6, 8], is_swapped=False)
+
+
+def test_model_counts_references_from_the_tables() -> None:
+    model = DictModel(5, 5, 4)
+    model.allocate("p", tuple(range(20)), 0, 6)
+    model.fork("p", "c", tuple(range(20)))
+    assert model.num_free == 3
+    assert model.num_needed("p", 1) == 1
+    copy = model.append("p", 1)
+    assert copy is not None
+    assert copy.num_tokens == 2
+    assert model.append("c", 1) is None
+    assert model.num_free == 2
+    model.move(["p", "c"])
+    assert (model.num_free, model.num_host_free) == (5, 2)
+
+
+def test_harness_names_the_law() -> None:
+    allocator = PagedAllocator(4, 4)
+    harness = Harness(allocator)
+    harness.allocate("a", tuple(range(20)), 6)
+    allocator.pool.ref[0] = 2
+    with pytest.raises(LawViolation, match=r"^law 4: GPU block 0 has ref count 2, but 1 tables name it"):
+        harness.check()
