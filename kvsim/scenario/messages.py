@@ -24,6 +24,7 @@ SYNONYMS = {
     "num_gpu_blocks": "num_gpu_blocks_override",
     "num_cpu_blocks": "num_cpu_blocks_override",
     "max_tokens": "max_output_tokens",
+    "swap": "swap_space",
     "tp": "tensor_parallel_size",
     "prefix_caching": "enable_prefix_caching",
     "chunked_prefill": "enable_chunked_prefill",

@@ -19,6 +19,7 @@ from kvsim.scenario.fields import (
     FolderName,
     Int,
     NotNegative,
+    Number,
     Positive,
     PositiveSize,
     Size,
@@ -64,17 +65,17 @@ def _choice_or_path(*choices: str) -> Any:
 class ModelGeometry(Block):
     """A model in full, in the words of Hugging Face's config.json."""
 
-    num_hidden_layers: Annotated[Count, Field(le=10_000)]
+    num_hidden_layers: Annotated[Int, Field(ge=1, le=10_000)]
     """Layers that keep KV."""
-    num_key_value_heads: Annotated[Count, Field(le=100_000)] | None = None
+    num_key_value_heads: Annotated[Int, Field(ge=1, le=100_000)] | None = None
     """KV heads (GQA, MQA); null: as many as attention heads."""
-    head_dim: Annotated[Count, Field(le=100_000)] | None = None
+    head_dim: Annotated[Int, Field(ge=1, le=100_000)] | None = None
     """Elements per head; null: hidden_size / num_attention_heads."""
     dtype: Dtype = "float16"
     """Of weights, and of the KV cache unless kv_cache_dtype says otherwise."""
-    num_attention_heads: Annotated[Count, Field(le=100_000)] | None = None
-    hidden_size: Annotated[Count, Field(le=10_000_000)] | None = None
-    intermediate_size: Annotated[Count, Field(le=10_000_000)] | None = None
+    num_attention_heads: Annotated[Int, Field(ge=1, le=100_000)] | None = None
+    hidden_size: Annotated[Int, Field(ge=1, le=10_000_000)] | None = None
+    intermediate_size: Annotated[Int, Field(ge=1, le=10_000_000)] | None = None
     vocab_size: Count | None = None
     weight_bytes: PositiveSize | None = None
     """Size of the weights, to know what memory they leave; null: counted from the shapes."""
@@ -99,15 +100,15 @@ class GpuSpec(Block):
 class Memory(Block):
     """How much KV cache there is: a share of the GPU, a size, or a number of blocks."""
 
-    gpu_memory_utilization: Annotated[Positive, Field(le=1)] = 0.9
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] = 0.9
     """Share of the GPU for weights, activations and KV cache."""
     kv_cache_memory_bytes: PositiveSize | None = None
     """Size of the KV cache; overrides gpu_memory_utilization."""
-    num_gpu_blocks_override: Annotated[Count, Field(le=100_000_000)] | None = None
+    num_gpu_blocks_override: Annotated[Int, Field(ge=1, le=100_000_000)] | None = None
     """Blocks of the KV cache; overrides both."""
     swap_space: Size = 0
     """Host memory for swapped blocks."""
-    num_cpu_blocks_override: Annotated[CountOrZero, Field(le=100_000_000)] | None = None
+    num_cpu_blocks_override: Annotated[Int, Field(ge=0, le=100_000_000)] | None = None
     """Host blocks; overrides swap_space."""
 
 
@@ -115,9 +116,9 @@ class PagedMemory(Block):
     """On-demand blocks behind block tables."""
 
     type: Literal["paged"] = "paged"
-    block_size: Annotated[Count, Field(le=1_048_576)] = 16
+    block_size: Annotated[Int, Field(ge=1, le=1_048_576)] = 16
     """Tokens per block."""
-    watermark: Annotated[NotNegative, Field(lt=1)] = 0.01
+    watermark: Annotated[Number, Field(ge=0, lt=1)] = 0.01
     """Share of blocks that an admission must leave free."""
     enable_prefix_caching: Bool = False
     """Blocks keep their content when freed, and are found again by it."""
@@ -133,7 +134,7 @@ class ContiguousMemory(Block):
     """One region per sequence, taken whole at admission."""
 
     type: Literal["contiguous"]
-    block_size: Annotated[Count, Field(le=1_048_576)] = 16
+    block_size: Annotated[Int, Field(ge=1, le=1_048_576)] = 16
     """Only turns a number of blocks into slots, so that every engine gets the same memory."""
     placement: Literal["buddy", "first_fit", "best_fit", "worst_fit"] = "buddy"
     """Which hole a region is taken from."""
@@ -142,7 +143,7 @@ class ContiguousMemory(Block):
 
 
 class _Limits(Block):
-    max_num_seqs: Annotated[Count, Field(le=10_000_000)] = 256
+    max_num_seqs: Annotated[Int, Field(ge=1, le=10_000_000)] = 256
     """Sequences that run at once."""
     max_num_batched_tokens: Count | None = None
     """Tokens computed in one step; null: no limit."""
@@ -298,7 +299,7 @@ class RooflineCostConfig(Block):
     """Dense 16-bit tensor throughput."""
     memory_bandwidth_gb_s: Positive
     """Device memory, GB/s."""
-    efficiency: Annotated[Positive, Field(le=1)] = 0.7
+    efficiency: Annotated[Number, Field(gt=0, le=1)] = 0.7
     """Share of both that kernels reach."""
     step_overhead_us: NotNegative = 500.0
     """Microseconds of every step beside its kernels."""
@@ -341,7 +342,7 @@ class Sweep(Block):
     """Key to values: a list, or a text such as 8,16,32 or 1:10:1."""
     zip: Bool = False
     """Take the lists side by side instead of every combination."""
-    seeds: Annotated[Count, Field(le=100_000)] | tuple[Int, ...] = 1
+    seeds: Annotated[Int, Field(ge=1, le=100_000)] | tuple[Int, ...] = 1
     """How many seeds, or which."""
 
 
@@ -383,7 +384,7 @@ class Scenario(Block):
         "a100-80gb"
     )
     """A preset, or {memory: 80GiB}."""
-    tensor_parallel_size: Annotated[Count, Field(le=1024)] = 1
+    tensor_parallel_size: Annotated[Int, Field(ge=1, le=1024)] = 1
     """GPUs that share every layer."""
     kv_cache_dtype: CacheDtype = "auto"
     """Of the KV cache; auto: the model's."""

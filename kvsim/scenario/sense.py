@@ -77,7 +77,7 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
             return
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # A config.json may hold anything; what its reader did not foresee is still the file's fault.
-            yield Finding(key, f"is {shorten(getattr(scenario, key[0]))}, which cannot be used: {error}")
+            yield Finding(key, f"is {shorten(getattr(scenario, str(key[0])))}, which cannot be used: {error}")
             return
     if problem := pool.problem():
         yield _too_small(scenario, pool, problem)

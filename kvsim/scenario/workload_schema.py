@@ -11,8 +11,8 @@ from kvsim.scenario.fields import (
     Count,
     CountOrZero,
     Custom,
+    Int,
     IntKey,
-    NotNegative,
     Number,
     Pair,
     Positive,
@@ -39,7 +39,7 @@ class GammaArrivals(Block):
     type: Literal["gamma"]
     request_rate: Rate = 1.0
     """Requests per second."""
-    burstiness: Annotated[Positive, Field(ge=1e-3, le=1e6)] = 1.0
+    burstiness: Annotated[Number, Field(ge=1e-3, le=1e6)] = 1.0
     """Shape of the gamma distribution of gaps: 1 is Poisson, below 1 burstier, above 1 more regular."""
 
 
@@ -110,13 +110,13 @@ class NormalLengths(_Lengths):
     """Normal lengths, rounded, at least 1."""
 
     type: Literal["normal"]
-    prompt_mean: Annotated[Positive, Field(le=1e8)]
+    prompt_mean: Annotated[Number, Field(gt=0, le=1e8)]
     """Mean prompt length in tokens."""
-    prompt_std: Annotated[NotNegative, Field(le=1e8)] = 0.0
+    prompt_std: Annotated[Number, Field(ge=0, le=1e8)] = 0.0
     """Its standard deviation."""
-    output_mean: Annotated[Positive, Field(le=1e8)]
+    output_mean: Annotated[Number, Field(gt=0, le=1e8)]
     """Mean output length in tokens."""
-    output_std: Annotated[NotNegative, Field(le=1e8)] = 0.0
+    output_std: Annotated[Number, Field(ge=0, le=1e8)] = 0.0
     """Its standard deviation."""
 
 
@@ -134,9 +134,9 @@ class PresetLengths(_Lengths):
         "sharegpt", "sharegpt_vllm_filter", "alpaca", "azure_conv", "mooncake_conversation", "arxiv_summarization"
     ] = "sharegpt"
     """Which data set."""
-    prompt_mean: Annotated[Positive, Field(le=1e8)] | None = None
+    prompt_mean: Annotated[Number, Field(gt=0, le=1e8)] | None = None
     """Rescales the prompts to this mean."""
-    output_mean: Annotated[Positive, Field(le=1e8)] | None = None
+    output_mean: Annotated[Number, Field(gt=0, le=1e8)] | None = None
     """Rescales the outputs to this mean."""
 
 
@@ -148,13 +148,13 @@ Lengths: TypeAlias = Annotated[
 class Sampling(Block):
     """How outputs are decoded."""
 
-    n: Annotated[Count, Field(le=1024)] = 1
+    n: Annotated[Int, Field(ge=1, le=1024)] = 1
     """Parallel samples of one prompt."""
-    beam_width: Annotated[CountOrZero, Field(le=1024)] = 0
+    beam_width: Annotated[Int, Field(ge=0, le=1024)] = 0
     """Beams; 0: no beam search."""
     lengths: Literal["same", "independent"] = "same"
     """Whether the samples of a request are equally long."""
-    theta: Annotated[NotNegative, Field(le=1e6)] = 1.0
+    theta: Annotated[Number, Field(ge=0, le=1e6)] = 1.0
     """Parameter of the beam model: how unevenly survivors are spread over parents."""
 
     @model_validator(mode="after")
@@ -168,7 +168,7 @@ class SystemPrompt(Block):
     """A text that the requests of a group begin with."""
 
     num_groups: Count = 1
-    zipf: Annotated[NotNegative, Field(le=100)] = 1.0
+    zipf: Annotated[Number, Field(ge=0, le=100)] = 1.0
     """How unequal the groups are; 0: equal."""
     tokens: Count = 1024
 
@@ -177,7 +177,7 @@ class FewShot(Block):
     """Worked examples behind the system prompt."""
 
     num_groups: Count = 1
-    zipf: Annotated[NotNegative, Field(le=100)] = 0.0
+    zipf: Annotated[Number, Field(ge=0, le=100)] = 0.0
     num_examples: Count = 5
     example_tokens: Count = 68
 
@@ -197,7 +197,7 @@ class Sessions(Block):
     type: Literal["chat", "agent"] = "chat"
     num_turns: Count | None = None
     """Turns of every session."""
-    mean_turns: Annotated[Positive, Field(ge=1, le=1e6)] | None = None
+    mean_turns: Annotated[Number, Field(ge=1, le=1e6)] | None = None
     """Mean of geometrically distributed turns."""
     think_time: Seconds = 0.0
     """Mean time between an answer and the next turn."""
@@ -231,7 +231,7 @@ def _workload_tag(value: Any) -> str:
 class Workload(Block):
     """Who sends what, and when."""
 
-    num_requests: Annotated[Count, Field(le=50_000_000)] | None = None
+    num_requests: Annotated[Int, Field(ge=1, le=50_000_000)] | None = None
     """Requests; null: 1000, or every row of the trace."""
     arrivals: Arrivals | None = None
     """When requests come; null: Poisson at 1 per second, or the trace's times."""
@@ -246,7 +246,7 @@ class Workload(Block):
     """Null: found out from the file."""
     hash_block_size: Count | None = None
     """Tokens per hash id of a trace that has them."""
-    chars_per_token: Annotated[Positive, Field(ge=0.01, le=1000)] = 4.0
+    chars_per_token: Annotated[Number, Field(ge=0.01, le=1000)] = 4.0
     """Turns the text of a ShareGPT file into a length."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What a row that cannot be used does."""
@@ -254,11 +254,11 @@ class Workload(Block):
     """Only the first so many requests of the trace, in order of time."""
     window: Window | None = None
     """Only requests of these seconds of the trace: [begin, end)."""
-    speed: Annotated[Positive, Field(ge=1e-6, le=1e6)] = 1.0
+    speed: Annotated[Number, Field(ge=1e-6, le=1e6)] = 1.0
     """2.0 plays the trace twice as fast."""
     rate: Positive | None = None
     """Rescales the trace to this many requests per second."""
-    repeat: Annotated[Count, Field(le=1_000_000)] = 1
+    repeat: Annotated[Int, Field(ge=1, le=1_000_000)] = 1
     """Plays the trace this often, one after another."""
     max_concurrency: Count | None = None
     """At most so many requests at once; the others wait at the client."""

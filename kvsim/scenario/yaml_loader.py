@@ -273,6 +273,8 @@ def _syntax_error(error: yaml.YAMLError, text: str, source: str) -> ScenarioErro
     if "\t" in line_text[: mark.column + 1] or "\t" in line_text[: len(line_text) - len(line_text.lstrip())]:
         return ScenarioError(f"{where}: a tab where YAML wants spaces; indent with spaces")
     problem = getattr(error, "problem", None) or str(error)
+    if "nesting depth" in problem:
+        return ScenarioError(f"{where}: nested more than {MAX_DEPTH} levels deep")
     if "undefined alias" in problem:
         return ScenarioError(f"{where}: {problem}: name it first with &")
     if "but found another document" in problem:

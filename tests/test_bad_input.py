@@ -1,0 +1,444 @@
+"""Bad scenarios: each answers with one message that names the culprit, the value and the cure, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+
+BASE = """\
+name: chat
+seed: 7
+engine: paged
+model: llama-2-7b
+gpu: a100-80gb
+memory: {kv_cache_memory_bytes: 16GiB, swap_space: 4GiB}
+allocator: {block_size: 16, watermark: 0.01}
+scheduler: {max_num_seqs: 256, max_num_batched_tokens: 8192, max_model_len: 2048}
+workload:
+  num_requests: 20
+  arrivals: {type: poisson, request_rate: 4.0}
+  lengths: {type: uniform, prompt: [1, 100], output: [1, 50]}
+  sampling: {n: 1}
+cost: {type: linear, step_ms: 6.0}
+slo: {ttft: 2s, tpot: 100ms}
+horizon: null
+"""
+
+# (what stands in the file, what is written instead, what the message must contain)
+EDITS = [
+    # misspelt and misplaced keys
+    ("block_size: 16", "blok_size: 16", "s.yaml:7:13: allocator.blok_size: unknown key", "did you mean block_size?"),
+    ("max_num_seqs: 256", "max_num_seq: 256", "s.yaml:8:13: scheduler.max_num_seq", "did you mean max_num_seqs?"),
+    ("seed: 7", "sead: 7", "s.yaml:2:1: sead: unknown key", "did you mean seed?"),
+    ("engine: paged", "engines: paged", "s.yaml:3:1: engines", "did you mean engine?"),
+    ("num_requests: 20", "num_prompts: 20", "workload.num_prompts", "did you mean num_requests?"),
+    ("request_rate: 4.0", "qps: 4.0", "workload.arrivals.qps", "did you mean request_rate?"),
+    ("request_rate: 4.0", "request_rat: 4.0", "arrivals.request_rat", "did you mean request_rate?"),
+    ("seed: 7", "block_size: 16", "s.yaml:2:1: block_size", "did you mean allocator.block_size?"),
+    ("seed: 7", "max_num_seqs: 4", "max_num_seqs: unknown key here", "did you mean scheduler.max_num_seqs?"),
+    ("seed: 7", "zzz: 1", "zzz: unknown key", "known here: name"),
+    ("watermark: 0.01", "preemption_mode: swap", "allocator.preemption_mode", "did you mean scheduler.preemption?"),
+    ("watermark: 0.01", "enable_prefix_cache: true", "enable_prefix_cache", "did you mean enable_prefix_caching?"),
+    ("swap_space: 4GiB", "swap: 4GiB", "memory.swap", "did you mean swap_space?"),
+    ("swap_space: 4GiB", "num_gpu_blocks: 4", "memory.num_gpu_blocks", "did you mean num_gpu_blocks_override?"),
+    ("step_ms: 6.0", "step_us: 6.0", "cost.step_us", "did you mean step_ms?"),
+    ("step_ms: 6.0", "profile: a100", "cost.profile: unknown key of type linear", "belongs to type kernels"),
+    ("tpot: 100ms", "tpott: 100ms", "slo.tpott", "did you mean tpot?"),
+    ("prompt: [1, 100]", "promt: [1, 100]", "lengths.promt", "did you mean prompt?"),
+    ("horizon: null", "horizonn: 5", "horizonn", "did you mean horizon?"),
+    ("{n: 1}", "{n: 1, best_of: 2}", "sampling.best_of: unknown key", "known here: n, beam_width"),
+    # numbers that make no sense
+    ("block_size: 16", "block_size: 0", "allocator.block_size: is 0", "at least 1"),
+    ("block_size: 16", "block_size: -16", "allocator.block_size: is -16", "at least 1"),
+    ("block_size: 16", "block_size: 16.5", "allocator.block_size: is 16.5", "whole number"),
+    ("block_size: 16", "block_size: sixteen", "is 'sixteen'", "whole number"),
+    ("block_size: 16", "block_size: '16'", "is '16'", "whole number"),
+    ("block_size: 16", "block_size: true", "is True", "whole number"),
+    ("block_size: 16", "block_size: [16]", "is [16]", "whole number"),
+    ("block_size: 16", "block_size: {a: 1}", "allocator.block_size", "whole number"),
+    ("block_size: 16", "block_size: .nan", "is nan", "whole number"),
+    ("block_size: 16", "block_size: .inf", "is inf", "whole number"),
+    ("block_size: 16", "block_size: ~", "allocator.block_size: is empty", "leave the key out"),
+    ("block_size: 16", "block_size: 1000000", "allocator.block_size: is 1000000", "32768 tokens"),
+    ("block_size: 16", "block_size: 100000000000000000000", "block_size: is 1000000000000000", "at most 1,048,576"),
+    ("watermark: 0.01", "watermark: 1.5", "watermark: is 1.5", "below 1"),
+    ("watermark: 0.01", "watermark: -0.1", "watermark: is -0.1", "at least 0"),
+    ("watermark: 0.01", "watermark: .nan", "watermark: is nan", "finite"),
+    ("watermark: 0.01", "watermark: 1%", "watermark: is '1%'", "number"),
+    ("max_num_seqs: 256", "max_num_seqs: 0", "max_num_seqs: is 0", "at least 1"),
+    ("max_num_seqs: 256", "max_num_seqs: -1", "max_num_seqs: is -1", "at least 1"),
+    ("max_num_batched_tokens: 8192", "max_num_batched_tokens: 0", "max_num_batched_tokens: is 0", "at least 1"),
+    ("max_model_len: 2048", "max_model_len: 0", "max_model_len: is 0", "at least 1"),
+    ("max_model_len: 2048", "max_model_len: 1e30", "max_model_len: is 1e+30", "at most 100,000,000"),
+    ("seed: 7", "seed: -1", "seed: is -1", "at least 0"),
+    ("seed: 7", "seed: 1.5", "seed: is 1.5", "whole number"),
+    ("seed: 7", "seed: abc", "seed: is 'abc'", "whole number"),
+    ("num_requests: 20", "num_requests: 0", "num_requests: is 0", "at least 1"),
+    ("num_requests: 20", "num_requests: -5", "num_requests: is -5", "at least 1"),
+    ("num_requests: 20", "num_requests: 1000000000", "num_requests: is 1000000000", "at most 50,000,000"),
+    ("request_rate: 4.0", "request_rate: 0", "request_rate: is 0", "above 0"),
+    ("request_rate: 4.0", "request_rate: -4", "request_rate: is -4", "above 0"),
+    ("request_rate: 4.0", "request_rate: .nan", "request_rate: is nan", "above 0"),
+    ("request_rate: 4.0", "request_rate: fast", "request_rate: is 'fast'", "number of requests per second"),
+    ("step_ms: 6.0", "step_ms: -6", "cost.step_ms: is -6", "at least 0"),
+    ("step_ms: 6.0", "step_ms: .inf", "cost.step_ms: is inf", "finite"),
+    ("{n: 1}", "{n: 0}", "sampling.n: is 0", "at least 1"),
+    ("{n: 1}", "{n: 300}", "sampling.n: is 300", "max_num_seqs (256)"),
+    ("{n: 1}", "{n: 2, beam_width: 2}", "workload.sampling", "exclude each other"),
+    ("{n: 1}", "{beam_width: -1}", "beam_width: is -1", "at least 0"),
+    ("prompt: [1, 100]", "prompt: [100, 1]", "lengths.prompt: is [100, 1]", "low before high"),
+    ("prompt: [1, 100]", "prompt: [0, 1]", "lengths.prompt: is [0, 1]", "1 to 100,000,000"),
+    ("prompt: [1, 100]", "prompt: [1, 2, 3]", "lengths.prompt: is [1, 2, 3]", "[low, high]"),
+    ("output: [1, 50]", "output: few", "lengths.output: is 'few'", "whole number"),
+    (", output: [1, 50]", "", "lengths.output: is missing", "give it a value"),
+    ("output: [1, 50]", "output: [1, 50], max_total: 1", "max_total: is 1", "at least 2"),
+    ("output: [1, 50]", "output: [1, 50], correlation: 2", "correlation: is 2", "at most 1"),
+    # sizes and times
+    ("16GiB", "0", "kv_cache_memory_bytes: is 0", "above 0"),
+    ("16GiB", "-16GiB", "kv_cache_memory_bytes: is '-16GiB'", "negative"),
+    ("16GiB", "16GiBs", "'16GiBs'", "GiB"),
+    ("16GiB", "16 gigs", "'16 gigs'", "40GiB"),
+    ("16GiB", "much", "kv_cache_memory_bytes: is 'much'", "40GiB"),
+    ("16GiB", ".nan", "kv_cache_memory_bytes: is nan", "finite"),
+    ("16GiB", "1e25", "memory.kv_cache_memory_bytes", "at most 100,000,000"),
+    ("16GiB", "1e400", "kv_cache_memory_bytes", "finite"),
+    ("16GiB", "1KB", "kv_cache_memory_bytes", "at least 8,388,608 bytes"),
+    ("4GiB", "-1", "swap_space: is -1", "negative"),
+    ("4GiB", "[4]", "swap_space: is [4]", "40GiB"),
+    ("kv_cache_memory_bytes: 16GiB", "gpu_memory_utilization: 0", "gpu_memory_utilization: is 0", "above 0"),
+    ("kv_cache_memory_bytes: 16GiB", "gpu_memory_utilization: 90", "gpu_memory_utilization: is 90", "at most 1"),
+    ("kv_cache_memory_bytes: 16GiB", "gpu_memory_utilization: 0.01", "gpu_memory_utilization", "weights"),
+    ("kv_cache_memory_bytes: 16GiB", "num_gpu_blocks_override: 0", "num_gpu_blocks_override: is 0", "at least 1"),
+    (
+        "kv_cache_memory_bytes: 16GiB",
+        "num_gpu_blocks_override: 1000000000000000000",
+        "num_gpu_blocks_override: is 1000000000000000000",
+        "at most 100,000,000",
+    ),
+    ("ttft: 2s", "ttft: -2s", "slo.ttft: is '-2s'", "above 0"),
+    ("ttft: 2s", "ttft: 0", "slo.ttft: is 0", "above 0"),
+    ("ttft: 2s", "ttft: soon", "slo.ttft: is 'soon'", "100ms"),
+    ("ttft: 2s", "ttft: 2 weeks", "'2 weeks'", "100ms"),
+    ("horizon: null", "horizon: -1", "horizon: is -1", "above 0"),
+    ("horizon: null", "horizon: 0", "horizon: is 0", "above 0"),
+    ("horizon: null", "horizon: .inf", "horizon: is inf", "finite"),
+    ("horizon: null", "horizon: 1e30", "horizon: is 1e+30", "shorter time"),
+    # names
+    ("engine: paged", "engine: pagd", "s.yaml:3:1: engine: is 'pagd'", "did you mean paged?"),
+    ("engine: paged", "engine: 5", "engine: is 5", "must be one of paged"),
+    ("engine: paged", "engine: [paged]", "engine: is ['paged']", "must be one of paged"),
+    ("engine: paged", "engine: vllm", "engine: is 'vllm'", "vllm-v1"),
+    ("model: llama-2-7b", "model: llama-2-8b", "s.yaml:4:1: model: unknown model 'llama-2-8b'", "llama-2-7b"),
+    ("model: llama-2-7b", "model: nowhere/config.json", "model: there is no file", "path that exists"),
+    ("model: llama-2-7b", "model: {num_hidden_layers: 2}", "model", "num_key_value_heads"),
+    ("model: llama-2-7b", "model: {num_hidden_layers: 0}", "model.num_hidden_layers: is 0", "at least 1"),
+    ("model: llama-2-7b", "model: {num_hidden_layer: 2}", "num_hidden_layer", "did you mean num_hidden_layers?"),
+    (
+        "model: llama-2-7b",
+        "model: {num_hidden_layers: 2, num_key_value_heads: 2, head_dim: 64, dtype: float17}",
+        "model.dtype: is 'float17'",
+        "did you mean float16?",
+    ),
+    ("gpu: a100-80gb", "gpu: {memory: 0}", "gpu.memory: is 0", "above 0"),
+    ("gpu: a100-80gb", "gpu: {}", "gpu.memory: is missing", "give it a value"),
+    ("name: chat", "name: ../../etc", "name: is '../../etc'", "no slash"),
+    ("name: chat", "name: ''", "name: is ''", "must not be empty"),
+    ("name: chat", "name: [a]", "name: is ['a']", "must be a text"),
+    ("type: poisson", "type: possion", "workload.arrivals: type is 'possion'", "did you mean poisson?"),
+    ("type: poisson", "type: 3", "workload.arrivals: type is 3", "must be one of poisson"),
+    ("type: uniform", "type: unifrom", "workload.lengths: type is 'unifrom'", "did you mean uniform?"),
+    ("type: uniform", "type: fixed", "workload.lengths", "type: uniform"),
+    ("type: linear", "type: linaer", "cost: type is 'linaer'", "did you mean linear?"),
+    ("type: linear, step_ms: 6.0", "type: kernels, profile: mine", "cost.profile", "shipped: a100"),
+    (
+        "type: linear, step_ms: 6.0",
+        "type: roofline, memory_bandwidth_gb_s: 1",
+        "cost.peak_tflops: is missing",
+        "give it a value",
+    ),
+    ("block_size: 16", "type: pagd", "allocator: type is 'pagd'", "did you mean paged?"),
+    ("block_size: 16", "type: 'my module:Thing'", "allocator: type is 'my module:Thing'", "must be one of paged"),
+    ("block_size: 16", "free_list: fifi", "allocator.free_list: is 'fifi'", "did you mean fifo?"),
+    ("max_num_seqs: 256", "preemption: swop", "scheduler.preemption: is 'swop'", "did you mean swap?"),
+    ("max_num_seqs: 256", "admission: all", "scheduler.admission: is 'all'", "full_prompt"),
+    ("max_num_seqs: 256", "victim: oldest", "scheduler.victim: is 'oldest'", "package.module:name"),
+    ("max_num_seqs: 256", "enable_chunked_prefill: maybe", "enable_chunked_prefill: is 'maybe'", "true or false"),
+    ("horizon: null", "record: [stops]", "record: is ['stops']", "steps, requests"),
+    ("horizon: null", "record: []", "record: is []", "steps, requests"),
+    ("horizon: null", "engine_loop: fast", "engine_loop: is 'fast'", "plain"),
+    ("horizon: null", "kv_cache_dtype: fp17", "kv_cache_dtype: is 'fp17'", "must be one of auto"),
+    ("horizon: null", "tensor_parallel_size: 0", "tensor_parallel_size: is 0", "at least 1"),
+    ("horizon: null", "tensor_parallel_size: 3", "tensor_parallel_size: 32 attention heads", "3 ranks"),
+    ("horizon: null", "sweep: {vary: {allocator.blok_size: [8]}}", "allocator.blok_size", "did you mean block_size?"),
+    ("horizon: null", "sweep: {vary: {}}", "sweep.vary: is empty", "at least one key"),
+    ("horizon: null", "sweep: {}", "sweep.vary: is missing", "give it a value"),
+    # blocks that are something else
+    ("allocator: {block_size: 16, watermark: 0.01}", "allocator: 5", "allocator: is 5", "it takes keys: type"),
+    ("allocator: {block_size: 16, watermark: 0.01}", "allocator: [1]", "allocator: is [1]", "it takes keys: type"),
+    ("slo: {ttft: 2s, tpot: 100ms}", "slo: fast", "slo: is 'fast'", "it takes keys: ttft"),
+    ("cost: {type: linear, step_ms: 6.0}", "cost: free", "cost: is 'free'", "it takes keys: type"),
+    ("  sampling: {n: 1}", "  requests: []", "requests is an empty list", "at least one request"),
+    ("  sampling: {n: 1}", "  requests: 5", "workload.requests: is 5", "list"),
+    ("  sampling: {n: 1}", "  trace: nowhere.csv", "s.yaml:13:3: workload.trace: there is no file", "path that exists"),
+    ("  sampling: {n: 1}", "  trace: .", "workload.trace: '.' is not a regular file", "give the file itself"),
+    ("  sampling: {n: 1}", "  priorities: {high: 1}", "workload.priorities.high", "whole number"),
+    ("  sampling: {n: 1}", "  priorities: {}", "priorities is empty", "{0: 0.2, 1: 0.8}"),
+    ("  sampling: {n: 1}", "  abort: {probability: 2}", "abort.probability: is 2", "at most 1"),
+    ("  sampling: {n: 1}", "  window: [5, 1]", "workload.window: is [5, 1]", "end after it begins"),
+    ("  sampling: {n: 1}", "  speed: 0", "workload.speed: is 0", "must be at least"),
+    ("  sampling: {n: 1}", "  sessions: {num_turns: 2, mean_turns: 3}", "workload.sessions", "keep one"),
+    ("type: poisson, request_rate: 4.0", "type: trace", "arrivals of type trace", "trace: some.csv"),
+    # values that contradict each other
+    ("engine: paged", "engine: static", "scheduler", "max_num_seqs (256)"),
+    ("block_size: 16", "block_size: 16, sliding_window: 100", "sliding_window: is 100", "multiple of block_size (16)"),
+    (
+        "block_size: 16",
+        "block_size: 16, sliding_window: 160, enable_prefix_caching: true",
+        "sliding_window",
+        "exclude each other",
+    ),
+    (
+        "max_num_batched_tokens: 8192",
+        "max_num_batched_tokens: 64, enable_chunked_prefill: false",
+        "max_num_batched_tokens: is 64, below the longest prompt (100)",
+        "raise it to 100",
+    ),
+    ("block_size: 16", "type: contiguous", "scheduler.reservation: is missing", "max, pow2, oracle"),
+    # YAML
+    ("seed: 7", "seed: 7\nseed: 8", "s.yaml:3:1: seed: given twice (first on line 2)", "keep one"),
+    ("block_size: 16", "block_size: 16, block_size: 32", "allocator.block_size: given twice", "keep one"),
+    ("allocator: {block", "allocator:\n\tx: {block", "s.yaml:8:1: a tab", "indent with spaces"),
+    ("seed: 7", "seed: 7: 8", "s.yaml:2:8: is not valid YAML", "check indentation"),
+    ("seed: 7", "seed: [7", "is not valid YAML", "check indentation"),
+    ("name: chat", 'name: "chat', "is not valid YAML", "quotes"),
+    ("seed: 7", "seed: *x", "s.yaml:2:7: found undefined alias", "name it first with &"),
+    ("seed: 7", "seed: &x [*x]", "nested more than 50", "s.yaml:2:"),
+    ("seed: 7", "? [a]\n: 7", "s.yaml:2:3: a key must be a name", "not a list"),
+    ("seed: 7", "seed: !!python/object/apply:os.system [ls]", "s.yaml:2:7: the tag", "write a plain value"),
+    ("seed: 7", "seed: !mine 7", "the tag '!mine' is not allowed", "write a plain value"),
+    ("seed: 7", "---\nseed: 7", "a second document", "keep one per file"),
+    ("seed: 7", "seed: \x07", "s.yaml:2:7: the character U+0007", "remove it"),
+    ("seed: 7", "seed: " + "9" * 5000, "seed: is '9999", "whole number"),
+    ("seed: 7", "seed: " + "[" * 60 + "]" * 60, "s.yaml:2:", "nested more than 50 levels deep"),
+    ("seed: 7", "seed: " + "{a: " * 60 + "1" + "}" * 60, "s.yaml:2:", "nested more than 50 levels deep"),
+    ("seed: 7", "x: &x 1\ny: [" + "*x, " * 60 + "1]", "more than 50 aliases", "write the values out"),
+]
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in BASE, old
+    return BASE.replace(old, new, 1)
+
+
+def assert_refused(capsys: pytest.CaptureFixture[str], args: list[str], *expected: str) -> str:
+    code = main(args)
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err
+    for text in expected:
+        assert text in captured.err, captured.err
+    return captured.err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_base_is_valid(here: Path) -> None:
+    Path("s.yaml").write_text(BASE)
+    assert main(["validate", "s.yaml"]) == 0
+
+
+def test_there_are_many() -> None:
+    assert len({new for _, new, *_ in EDITS}) >= 120
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [(old, new, rest) for old, new, *rest in EDITS])
+def test_edit(here: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, expected: list[str]) -> None:
+    if new == "engine: static":
+        new += "\n"  # the scheduler's budget is then below its number of places
+        text = replaced(old, new).replace("max_num_batched_tokens: 8192", "max_num_batched_tokens: 8")
+    else:
+        text = replaced(old, new)
+    Path("s.yaml").write_text(text, encoding="utf-8")
+    error = assert_refused(capsys, ["validate", "s.yaml"], *expected)
+    assert len(error.strip().splitlines()) == 1, error
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + k)}: &{chr(98 + k)} [{', '.join(['*' + chr(97 + k)] * 8)}]\n" for k in range(8)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", ["is empty", "a mapping of keys to values"]),
+        (b"\n\n", ["is empty"]),
+        (b"# nothing\n", ["holds only comments"]),
+        (b"- a\n- b\n", ["s.yaml:1:1", "a mapping of keys to values", "a list"]),
+        (b"just text", ["s.yaml:1:1", "the single value 'just text'"]),
+        (b"name: caf\xe9\n", ["s.yaml:1:10", "0xe9", "UTF-8"]),
+        ("name: chat\n".encode("utf-16"), ["UTF-8"]),
+        (b"\x00\x01\x02", ["s.yaml:1:1", "U+0000"]),
+        (b"name: x\n" + b"# padding\n" * 300_000, ["bytes", "at most 2,000,000"]),
+        (BOMB.encode(), ["aliases", "write the values out"]),
+        (b"[" * 100_000, ["nested more than 50 levels deep"]),
+        (b"{" * 100_000, ["nested more than 50 levels deep"]),
+        (b"- " * 100_000, ["nested more than 50 levels deep"]),
+    ],
+)
+def test_content(here: Path, capsys: pytest.CaptureFixture[str], content: bytes, expected: list[str]) -> None:
+    Path("s.yaml").write_bytes(content)
+    assert_refused(capsys, ["run", "s.yaml"], "s.yaml", *expected)
+    assert os.listdir(here) == ["s.yaml"]
+
+
+def test_no_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(capsys, ["run", "none.yaml"], "none.yaml: cannot read the scenario: No such file")
+
+
+def test_directory(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(capsys, ["run", "."], "is a directory", "give the scenario file itself")
+
+
+def test_fifo(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe.yaml")
+    assert_refused(capsys, ["run", "pipe.yaml"], "pipe.yaml: is not a regular file", "save the scenario to a file")
+
+
+def test_device(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(capsys, ["run", "/dev/null"], "/dev/null: is not a regular file")
+
+
+SETS = [
+    ("allocator.block_size", "--set allocator.block_size: must be key=value", "allocator.block_size=32"),
+    ("=5", "--set =5: must be key=value", "allocator.block_size=32"),
+    ("allocator..block_size=5", "'allocator..block_size' is not a key", "memory.swap_space"),
+    ("allocator.block_size=0", "--set allocator.block_size=0: allocator.block_size: is 0", "at least 1"),
+    ("allocator.blok_size=8", "--set allocator.blok_size=8: allocator.blok_size", "did you mean block_size?"),
+    ("seed.x=5", "--set seed.x=5: seed is the single value 7", "has no keys"),
+    ("workload.lengths.prompt.5=1", "workload.lengths.prompt is a list of 2", "an index below that"),
+    ("workload={a: [}", "--set workload={a: [}", "is not valid YAML"),
+    ("seed=abc", "--set seed=abc: seed: is 'abc'", "whole number"),
+    ("workload.trace=x.csv", "--set workload.trace=x.csv: workload.trace: there is no file x.csv", "path that exists"),
+    ("engine=orca", "--set engine=orca: engine: is 'orca'", "orca-max"),
+    ("horizon=-5s", "--set horizon=-5s: horizon: is '-5s'", "above 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "culprit", "cure"), SETS)
+def test_set(here: Path, capsys: pytest.CaptureFixture[str], text: str, culprit: str, cure: str) -> None:
+    Path("s.yaml").write_text(BASE)
+    assert_refused(capsys, ["run", "s.yaml", "--set", text], culprit, cure)
+    assert os.listdir(here) == ["s.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--engine", "pagedd"], ["engine: is 'pagedd'", "did you mean paged?"]),
+        (["--record", "stps"], ["--record stps: 'stps' is no table", "steps, requests"]),
+        (["--record", ","], ["--record ','", "none of them empty"]),
+        (["--max-memory", "much"], ["--max-memory much", "40GiB"]),
+        (["--max-memory", "-1"], ["--max-memory -1", "above 0"]),
+        (["--max-memory", "10MiB"], ["needs at least", "--max-memory allows", "--record summary"]),
+        (["--out", "s.yaml"], ["s.yaml: is a file", "choose another name"]),
+        (["--out", "."], [".: is the working directory"]),
+        (["--out", "s.yaml/x"], ["s.yaml/x", "another folder"]),
+        (["--out", "mine"], ["mine: is not empty and holds no results", "choose another folder"]),
+        (["--out", "/proc/x/y"], ["/proc/x/y", "choose another folder"]),
+    ],
+)
+def test_option(here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: list[str]) -> None:
+    Path("s.yaml").write_text(BASE)
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years of work")
+    assert_refused(capsys, ["run", "s.yaml", "--no-plots", *args], *expected)
+    assert sorted(os.listdir(here)) == ["mine", "s.yaml"]
+    assert os.listdir("mine") == ["thesis.txt"]
+
+
+def test_compare_names_an_unknown_engine(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(BASE)
+    assert_refused(capsys, ["compare", "s.yaml", "--engines", "paged,orka-max"], "'orka-max'", "did you mean orca-max?")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("[1]", ["config.json"]),
+        ("{", ["config.json"]),
+        ("{}", ["num_hidden_layers"]),
+        ("[" * 100_000, ["config.json"]),
+        ('{"num_hidden_layers": "many"}', ["num_hidden_layers", "'many'"]),
+        ('{"num_hidden_layers": 2, "layer_types": 5, "dtype": "float16"}', ["model"]),
+        ('{"num_hidden_layers": -2}', ["num_hidden_layers", "-2"]),
+    ],
+)
+def test_model_config(here: Path, capsys: pytest.CaptureFixture[str], config: str, expected: list[str]) -> None:
+    Path("config.json").write_text(config)
+    Path("s.yaml").write_text(replaced("llama-2-7b", "config.json"))
+    assert_refused(capsys, ["validate", "s.yaml"], *expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("nowhere_to_be_found:Thing", ["cannot import 'nowhere_to_be_found'", "working directory"]),
+        ("json:Thing", ["module 'json' has no 'Thing'"]),
+        ("json:loads", ["allocator: json:loads cannot be made"]),
+    ],
+)
+def test_own_class(here: Path, capsys: pytest.CaptureFixture[str], path: str, expected: list[str]) -> None:
+    Path("s.yaml").write_text(replaced("{block_size: 16, watermark: 0.01}", f"{{type: '{path}'}}"))
+    assert main(["validate", "s.yaml"]) == 0
+    capsys.readouterr()
+    assert_refused(capsys, ["run", "s.yaml"], "allocator", *expected)
+
+
+def test_validate_never_imports(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("trap_module.py").write_text("raise SystemExit('imported')")
+    Path("s.yaml").write_text(replaced("{block_size: 16, watermark: 0.01}", "{type: 'trap_module:Thing', quantum: 64}"))
+    assert main(["validate", "s.yaml"]) == 0
+
+
+def test_several_problems_are_told_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = replaced("block_size: 16", "block_size: 0").replace("max_num_seqs: 256", "max_num_seqs: -1")
+    Path("s.yaml").write_text(text)
+    error = assert_refused(capsys, ["validate", "s.yaml"], "s.yaml:7:13", "s.yaml:8:13")
+    assert len(error.strip().splitlines()) == 2
+
+
+def test_json_goes_nowhere_on_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(replaced("16GiB", "lots"))
+    assert_refused(capsys, ["run", "s.yaml", "--json"], "kv_cache_memory_bytes")
+
+
+def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["run"], ["run", "--nonsense", "x"], ["nonsense"], ["run", "a", "b"]):
+        assert main(args) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_request_larger_than_the_pool_is_told_in_requests_csv(here: Path) -> None:
+    """Not an error of the run: the request is rejected, with both numbers."""
+    Path("s.yaml").write_text(
+        "memory: {num_gpu_blocks_override: 50}\n"
+        "workload: {requests: [{arrival_s: 0, prompt_tokens: 801, output_tokens: 1}]}\n"
+    )
+    assert main(["run", "s.yaml", "--no-plots", "--out", "o"]) == 0
+    rows = Path("o/requests.csv").read_text()
+    assert "rejected" in rows
+    assert "51" in rows
+    assert "50" in rows
+    assert json.loads(Path("o/summary.json").read_text())["num_rejected"] == 1
