@@ -26,16 +26,18 @@ FREE_LIST_POLICIES: tuple[str, ...] = get_args(FreeListPolicy)
 class FreeList(Protocol):
     """Free blocks, in the order in which they will be handed out."""
 
-    pop: Callable[[], BlockId]
-    """Take the next block. Raises LookupError if none is left."""
     is_tail_first: bool
     """A table is released last block first."""
 
-    def extend(self, block_ids: Sequence[BlockId]) -> None:
+    def take(self) -> BlockId:
+        """Hand out the next block. Raises IndexError or KeyError if none is left."""
+        ...
+
+    def extend(self, block_ids: Sequence[BlockId], /) -> None:
         """Put back the blocks of one release, in walk order."""
         ...
 
-    def remove(self, block_id: BlockId) -> None:
+    def remove(self, block_id: BlockId, /) -> None:
         """Pull one block out of the middle (a prefix-cache hit)."""
         ...
 
@@ -46,48 +48,18 @@ class FreeList(Protocol):
         ...
 
 
-class PlainFifo:
-    """A queue for pools without a prefix cache: nothing is ever pulled out of its middle in earnest."""
+class PlainFifo(deque[BlockId]):
+    """A queue for pools without a prefix cache: nothing is pulled out of its middle."""
 
     is_tail_first = True
-
-    def __init__(self, block_ids: Iterable[BlockId]) -> None:
-        self._blocks = deque(block_ids)
-        self.pop: Callable[[], BlockId] = self._blocks.popleft
-
-    def extend(self, block_ids: Sequence[BlockId]) -> None:
-        self._blocks.extend(block_ids)
-
-    def remove(self, block_id: BlockId) -> None:
-        self._blocks.remove(block_id)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._blocks)
+    take = deque.popleft
 
 
-class PlainLifo:
+class PlainLifo(list[BlockId]):
     """A stack for pools without a prefix cache."""
 
     is_tail_first = False
-
-    def __init__(self, block_ids: Iterable[BlockId]) -> None:
-        self._blocks = list(block_ids)
-        self.pop: Callable[[], BlockId] = self._blocks.pop
-
-    def extend(self, block_ids: Sequence[BlockId]) -> None:
-        self._blocks.extend(block_ids)
-
-    def remove(self, block_id: BlockId) -> None:
-        self._blocks.remove(block_id)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._blocks)
+    take = list.pop
 
 
 class LinkedFreeList:
@@ -95,14 +67,11 @@ class LinkedFreeList:
 
     def __init__(self, block_ids: Iterable[BlockId], *, is_fifo: bool) -> None:
         self._blocks: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
+        self._is_lifo = not is_fifo
         self.is_tail_first = is_fifo
-        self.pop: Callable[[], BlockId] = self._pop_first if is_fifo else self._pop_last
 
-    def _pop_first(self) -> BlockId:
-        return self._blocks.popitem(last=False)[0]
-
-    def _pop_last(self) -> BlockId:
-        return self._blocks.popitem()[0]
+    def take(self) -> BlockId:
+        return self._blocks.popitem(last=self._is_lifo)[0]
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
         for block_id in block_ids:
@@ -127,9 +96,8 @@ class LruFreeList:
         self._blank = list(block_ids)[::-1]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._has_text = has_text
-        self.pop: Callable[[], BlockId] = self._pop
 
-    def _pop(self) -> BlockId:
+    def take(self) -> BlockId:
         return self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
@@ -164,9 +132,8 @@ class ExclusiveFirst:
         self._exclusive: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
         self._shared: OrderedDict[BlockId, None] = OrderedDict()
         self._was_shared = was_shared
-        self.pop: Callable[[], BlockId] = self._pop
 
-    def _pop(self) -> BlockId:
+    def take(self) -> BlockId:
         block_id = (self._exclusive or self._shared).popitem(last=False)[0]
         self._was_shared[block_id] = False
         return block_id
@@ -209,7 +176,8 @@ class BlockPool:
         self.num_shared = 0
         """Blocks whose reference count exceeds 1."""
         self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, has_text)
-        self.pop = self.free.pop
+        self.pop: Callable[[], BlockId] = self.free.take
+        """Hand out the next block; whoever must know of it (prefix index, journal) puts itself in front."""
 
     def _free_list(
         self, block_ids: range, policy: str, can_pull: bool, has_text: Callable[[BlockId], bool]
