@@ -79,6 +79,7 @@ def _fitted(
         setting_of(run, gpu=gpu, profile=profile, model=model),
         decode_overhead_us=overhead.decode_step_us,
         mixed_overhead_us=overhead.mixed_step_us,
+        gemm_tiles=overhead.gemm_tiles,
     )
     return compare(run, prediction), overhead.short()
 

@@ -15,6 +15,12 @@ from typing import Any
 
 import numpy as np
 
+_ANY = 1 << 30
+GEMM_TILES: tuple[tuple[tuple[int, int], ...], ...] = (
+    (), ((_ANY, 64),), ((_ANY, 128),), ((_ANY, 256),), ((768, 128), (_ANY, 256)), ((1024, 128), (_ANY, 256)),
+)
+"""Roundings tried: kernels are measured at token counts that are whole tiles, so only a run shows those between."""
+
 MIN_GAPS = 5
 _SANE_RATIO = 0.35
 """Gaps that differ more than this from their kernels hold other steps than the simulated ones."""
@@ -43,6 +49,10 @@ class Overhead:
     num_mixed_gaps: int
     num_mixed_steps: int
     source: str
+    gemm_tiles: tuple[tuple[int, int], ...] = ()
+    """(up to so many tokens, tile) that explain the steps with prompts best."""
+    mixed_spread_us: float = 0.0
+    """Weighted mean absolute deviation of what is left of the steps with prompts."""
 
     def as_dict(self) -> dict[str, Any]:
         """What a profile keeps."""
@@ -55,12 +65,24 @@ class Overhead:
             "mixed_quartiles_us": [round(value, 1) for value in self.mixed_quartiles_us],
             "num_mixed_gaps": self.num_mixed_gaps,
             "num_mixed_steps": self.num_mixed_steps,
+            "mixed_spread_us": round(self.mixed_spread_us, 1),
+            "gemm_tiles": [list(pair) for pair in self.gemm_tiles],
             "fitted_to": self.source,
         }
 
     def short(self) -> str:
-        """Both figures on a line."""
-        return f"{self.decode_step_us:.0f} us per decode step, {self.mixed_step_us:.0f} us per step with prompts"
+        """The figures on a line."""
+        return (
+            f"{self.decode_step_us:.0f} us per decode step, {self.mixed_step_us:.0f} us per step with prompts, "
+            f"{self.tiles_text()}"
+        )
+
+    def tiles_text(self) -> str:
+        """The tiles in words."""
+        if not self.gemm_tiles:
+            return "GEMM time smooth in the tokens"
+        parts = [f"{tile} up to {limit} tokens" if limit < _ANY else f"{tile}" for limit, tile in self.gemm_tiles]
+        return f"GEMMs of whole tiles of {', '.join(parts)}"
 
     def text(self) -> str:
         """The figures with their spread."""
@@ -70,14 +92,16 @@ class Overhead:
             f"overhead per decode-only step: {self.decode_step_us:.0f} us (quartiles {low:.0f} to {high:.0f}, "
             f"{self.num_decode_gaps} gaps, {self.num_decode_steps} steps)\n"
             f"overhead per step with prompts: {self.mixed_step_us:.0f} us (quartiles {low_mixed:.0f} to "
-            f"{high_mixed:.0f}, {self.num_mixed_gaps} gaps, {self.num_mixed_steps} steps)"
+            f"{high_mixed:.0f}, {self.num_mixed_gaps} gaps, {self.num_mixed_steps} steps); {self.tiles_text()}"
         )
 
 
 NO_OVERHEAD = Overhead(0.0, (0.0, 0.0), 0, 0, 0.0, (0.0, 0.0), 0, 0, "nothing")
 
 
-def overhead_of_gaps(gaps: list[Gap], source: str) -> Overhead | None:
+def overhead_of_gaps(
+    gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...] = ()
+) -> Overhead | None:
     """Weighted medians over the gaps; None if there are too few decode-only ones to say anything."""
     sane = [gap for gap in gaps if abs(gap.measured_us / max(gap.kernel_us, 1e-9) - 1.0) <= _SANE_RATIO]
     pure = [gap for gap in sane if gap.num_decode_steps and not gap.num_mixed_steps]
@@ -97,7 +121,8 @@ def overhead_of_gaps(gaps: list[Gap], source: str) -> Overhead | None:
     return Overhead(
         max(0.0, decode_us), _quartiles(per_step, weights), len(pure), int(weights.sum()),
         max(0.0, mixed_us), (mixed_us, mixed_us) if few else _quartiles(rest, mixed_weights), len(mixed),
-        int(mixed_weights.sum()), source,
+        int(mixed_weights.sum()), source, gemm_tiles,
+        0.0 if few else float(np.average(np.abs(rest - mixed_us), weights=mixed_weights)),
     )
 
 

@@ -31,6 +31,11 @@ DEVICE_ROUND_TRIP_US = 10.0
 COPY_LAUNCH_US = 5.0
 """Block copies within the device: one launch per step, K and V of all layers together."""
 
+GemmTiles = Sequence[tuple[int, int]]
+
+_FINELY_MEASURED = 256
+"""Measurements are dense enough up to here to show the tiles themselves; beyond, they lie on whole tiles."""
+
 _MAX_TOKENS = 1 << 17
 _MAX_CTX = 1 << 20
 _MAX_BATCH = 1 << 13
@@ -111,6 +116,7 @@ class KernelCost:
         table_entry_bytes: int = 4,
         device: DeviceFacts | None = None,
         copies_per_block: int | None = None,
+        gemm_tiles: GemmTiles = (),
     ) -> None:
         if table_sync not in ("on_change", "every_step", "device"):
             raise ScenarioError(f"table_sync {table_sync!r}: choose on_change, every_step or device")
@@ -122,6 +128,7 @@ class KernelCost:
         self._decode_overhead = (decode_overhead_us + cpu_us) * NS_PER_US
         self._mixed_overhead = (mixed_overhead_us + cpu_us) * NS_PER_US
         self._graph_sizes = sorted(cuda_graph_sizes)
+        self._gemm_tiles = tuple((int(limit), int(tile)) for limit, tile in gemm_tiles)
         self._page_factor = block_size_factor(block_size, _measured_block_size(times.profile)).factor
         bytes_per_token = shapes.bytes_per_token
         self._copied_token_ns = 2.0 * bytes_per_token / device.memory_gb_s
@@ -133,7 +140,7 @@ class KernelCost:
         self._device = device
         self._dense: _Line | None = None
         self._head: _Line | None = None
-        self._decode_grid: np.ndarray | None = None
+        self._decode_rows: dict[int, np.ndarray] = {}
         self._rows: dict[int, tuple[float, list[float]]] = {}
         self._cells: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._bounds = {op: fit.bounds if (fit := times.profile.find(op)) else {}
@@ -156,12 +163,14 @@ class KernelCost:
         cpu_schedule_us: float | None = None,
         adds_cpu_time: bool = True,
         table_entry_bytes: int = 4,
+        gemm_tiles: GemmTiles | None = None,
     ) -> KernelCost:
         """Price steps of a model with a profile (or the name or file of one).
 
         `overhead_us` is the engine's time per step beside its kernels (None: what the profile holds, else 0);
-        `mixed_overhead_us` that of steps with prompts (None: `overhead_us`, or the profile's own). Raises ScenarioError
-        for an unknown profile or a model without the needed dimensions.
+        `mixed_overhead_us` that of steps with prompts (None: `overhead_us`, or the profile's own). `gemm_tiles` are
+        pairs (up to so many tokens, tile): steps with prompts compute whole tiles (None: what the profile holds).
+        Raises ScenarioError for an unknown profile or a model without the needed dimensions.
         """
         profile = load_profile(profile) if isinstance(profile, str) else profile
         shapes = geometry if isinstance(geometry, ModelShapes) else model_shapes(
@@ -176,6 +185,7 @@ class KernelCost:
             KernelTimes(profile, shapes), block_size=block_size, table_sync=table_sync, decode_overhead_us=decode,
             mixed_overhead_us=mixed_overhead_us, cuda_graph_sizes=cuda_graph_sizes or (), cpu_schedule_us=cpu,
             adds_cpu_time=adds_cpu_time, table_entry_bytes=table_entry_bytes, device=_device_facts(profile),
+            gemm_tiles=measured.get("gemm_tiles", ()) if gemm_tiles is None else gemm_tiles,
         )
 
     def step_ns(self, shape: StepShape) -> Ns:
@@ -218,7 +228,6 @@ class KernelCost:
     def _make_row(self, batch: int) -> tuple[float, list[float]]:
         """Fixed part and attention over the context nodes (ns) for one batch size."""
         self._note("decode_attention", "batch", batch)
-        grid = self._decode_values()
         i = min(max(bisect_right(_BATCHES, batch) - 1, 0), len(_BATCHES) - 2)
         share = (batch - _BATCHES[i]) / (_BATCHES[i + 1] - _BATCHES[i])
         # Tables that outgrow the L2 cache are read from memory in every layer.
@@ -226,20 +235,30 @@ class KernelCost:
         table_bytes = nodes * batch * self._table_bytes_per_token
         misses = 1.0 - np.array([l2_share(size, self._device.l2_bytes) for size in table_bytes])
         table_ns = misses * table_bytes * self.times.shapes.num_layers / self._device.memory_gb_s
-        attention = (grid[i] + share * (grid[i + 1] - grid[i])) * self._page_factor * NS_PER_US + table_ns
+        low, high = self._decode_values(i), self._decode_values(i + 1)
+        attention = (low + share * (high - low)) * self._page_factor * NS_PER_US + table_ns
         fixed = self._dense_ns(self._padded(batch)) + self._head_ns(batch) + self._decode_overhead
         return fixed, attention.tolist()
 
-    def _decode_values(self) -> np.ndarray:
-        if self._decode_grid is None:
-            batches, ctx = np.meshgrid(_BATCHES, _CTX, indexing="ij")
-            self._decode_grid = np.asarray(self.times.decode_us(batches, ctx))
-        return self._decode_grid
+    def _decode_values(self, node: int) -> np.ndarray:
+        """Decode attention over the context nodes (us) at one batch node."""
+        if node not in self._decode_rows:
+            batches = np.full(len(_CTX), _BATCHES[node])
+            self._decode_rows[node] = np.asarray(self.times.decode_us(batches, np.asarray(_CTX)))
+        return self._decode_rows[node]
 
     def _padded(self, num_tokens: int) -> int:
         """The captured graph size that replays `num_tokens`, or `num_tokens` where none does."""
         i = bisect_right(self._graph_sizes, num_tokens - 1)
         return self._graph_sizes[i] if i < len(self._graph_sizes) else num_tokens
+
+    def _tiled(self, num_tokens: int) -> int:
+        """Tokens rounded up to whole GEMM tiles, where a run told how large they are."""
+        if num_tokens > _FINELY_MEASURED:
+            for limit, tile in self._gemm_tiles:
+                if num_tokens <= limit:
+                    return -(-num_tokens // tile) * tile
+        return num_tokens
 
     def _dense_ns(self, num_tokens: float) -> float:
         if self._dense is None:
@@ -255,7 +274,8 @@ class KernelCost:
     def _prompt_step(self, shape: StepShape) -> float:
         num_chunks, num_tokens, prefix = _equal_chunks(shape)
         num_decodes = shape.num_decodes
-        cost = self._dense_ns(self._padded(num_decodes + num_tokens)) + self._head_ns(num_decodes + num_chunks)
+        cost = self._dense_ns(self._tiled(self._padded(num_decodes + num_tokens)))
+        cost += self._head_ns(num_decodes + num_chunks)
         cost += self._mixed_overhead
         chunk = num_tokens / num_chunks
         if num_decodes:
