@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from attention.replayed import EventCounts, Traits, random_scenario, replay_scenario
+from attention.replayed import EventCounts, Scenario, Traits, random_scenario, replay_scenario
 
 from kvsim.attention import Replay
 from kvsim.memory.interface import BlockMove
 from kvsim.memory.prefix_cache import PrefixIndex
+from kvsim.request import Request
 from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.plan import StepPlan
@@ -19,7 +20,8 @@ from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
 from kvsim.sim.server import AsyncServer, Server
-from kvsim.types import LawViolation
+from kvsim.tokens import TokenStream
+from kvsim.types import NS_PER_MS, LawViolation
 
 PAGED = Traits(
     forks=True,
@@ -60,7 +62,7 @@ V1 = Traits(
     prefix_caching=True,
     early_stops=True,
     null_block=True,
-    memory={"free_list": "lru"},
+    memory={"free_list": "lru", "null_block": True},
     choices={
         "engine_loop": ["calendar", "plain"],
         "long_prefill_token_threshold": [0, 0, 5],
@@ -203,3 +205,30 @@ def test_a_hash_without_the_parent_is_noticed(monkeypatch):
     monkeypatch.setattr(PrefixIndex, "is_path", lambda self, block_ids: True)
     with pytest.raises(AssertionError, match="law 10"):
         replay_all("paged", range(50))
+
+
+def promised_blocks(upstream_faults: bool) -> Scenario:
+    """Priorities, and blocks that become findable when they are planned: a victim may have had its turn already."""
+    lengths = [(0, 13, 9, 0), (1, 2, 8, 1), (3, 3, 9, 3), (3, 2, 6, 3)]
+    requests = [
+        Request(f"r{index}", at * NS_PER_MS, TokenStream.from_segment(1 + index, prompt), output, 12, priority=priority)
+        for index, (at, prompt, output, priority) in enumerate(lengths)
+    ]
+    scheduler = {
+        "scheduling_policy": "priority",
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 4,
+        "long_prefill_token_threshold": 3,
+        "reserve_full_isl": False,
+        "upstream_faults": upstream_faults,
+    }
+    return Scenario(requests, 18, 2, 0, V1.memory | {"enable_prefix_caching": True}, scheduler)
+
+
+def test_the_original_hits_blocks_that_were_never_computed():
+    """A defect of the engine that is modelled: the replay shows it, and shows that it is mended by default."""
+    with pytest.raises(LawViolation, match=r"sequence r2, position 4: .* by nan"):
+        replay_scenario(promised_blocks(upstream_faults=True), VllmV1Scheduler)
+    _, counts = replay_scenario(promised_blocks(upstream_faults=False), VllmV1Scheduler)
+    assert counts.finished == 4
+    assert counts.preemptions > 0
