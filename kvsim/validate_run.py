@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from kvsim.types import NS_PER_S, Ns, ScenarioError
 if TYPE_CHECKING:
     from kvsim.catalog import GpuSpec
     from kvsim.cost.from_run import Gap, Overhead
-    from kvsim.cost.interface import CostModel
     from kvsim.cost.kernels import GemmTiles, KernelCost
     from kvsim.cost.profile import Profile
     from kvsim.memory.geometry import ModelGeometry
@@ -350,11 +349,9 @@ class Prediction:
 def predict(
     run: RecordedRun, workload: str | Path, setting: Setting, *,
     decode_overhead_us: float | None = None, mixed_overhead_us: float | None = None,
-    gemm_tiles: GemmTiles | None = None, is_held_to_run: bool = False,
+    gemm_tiles: GemmTiles | None = None,
 ) -> Prediction:
     """Simulate the run's requests as they were queued. `None` overheads are those of the profile.
-
-    `is_held_to_run` sets the clock to the run's at every event: for fitting overheads, never for a prediction.
 
     Raises ScenarioError if the workload does not match the run.
     """
@@ -367,12 +364,8 @@ def predict(
     scheduler = make_scheduler(scenario, make_allocator(scenario, pool), pool)
     cost = _kernel_cost(setting, decode_overhead_us, mixed_overhead_us, gemm_tiles)
     source, order = _source(run, workload)
-    if is_held_to_run:
-        log: StepLog = _held_to_run(run, cost, order)
-        simulation: Simulation = simulate(scheduler, cast("CostModel", log), source, observers=(log,))
-    else:
-        log = StepLog()
-        simulation = simulate(scheduler, cost, source, observers=(log,))
+    log = StepLog()
+    simulation: Simulation = simulate(scheduler, cost, source, observers=(log,))
     columns = request_columns(simulation.recorder)
     rows = {str(name): index for index, name in enumerate(columns["request_id"])}
     place = np.array([rows[str(i)] for i in range(len(order))])[np.argsort(order)]
@@ -400,16 +393,6 @@ def _kernel_cost(
         tensor_parallel_size=setting.tensor_parallel_size, kv_cache_dtype=setting.kv_cache_dtype,
         overhead_us=decode_overhead_us, mixed_overhead_us=mixed_overhead_us, gemm_tiles=tiles,
         cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs), adds_cpu_time=setting.engine == "vllm-v1",
-    )
-
-
-def _held_to_run(run: RecordedRun, cost: KernelCost, order: np.ndarray) -> _HeldToRun:
-    start = run.first_queued_s
-    rows = [run.requests[i] for i in order]
-    return _HeldToRun(
-        cost,
-        {str(i): row.first_token_s - start for i, row in enumerate(rows)},
-        {str(i): row.last_token_s - start for i, row in enumerate(rows)},
     )
 
 
@@ -572,7 +555,7 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     plt.close(figure)
 
 
-_NUM_ROUNDS = 2
+_NUM_ROUNDS = 4
 
 
 def fit_overhead(
@@ -585,8 +568,8 @@ def fit_overhead(
 ) -> Overhead:
     """The engine's overhead per step, decode-only and with prompts, from a recorded run's gaps.
 
-    The simulation is held to the run's clock at every event, so that its steps fall where the run's did; only then do
-    their kernels say what is left of each gap. Raises ScenarioError if the run has too few decode-only gaps.
+    The simulation is repeated with what was found, so that its steps come to lie where the run's did. Raises
+    ScenarioError if the run has too few decode-only gaps.
     """
     from kvsim.cost.from_run import GEMM_TILES, NO_OVERHEAD, overhead_of_gaps
 
@@ -596,11 +579,12 @@ def fit_overhead(
     setting = setting_of(recorded, gpu=gpu, profile=profile, model=model)
     overhead = NO_OVERHEAD
     for _ in range(_NUM_ROUNDS):
-        held = predict(
+        prediction = predict(
             recorded, workload, setting, decode_overhead_us=overhead.decode_step_us,
-            mixed_overhead_us=overhead.mixed_step_us, gemm_tiles=overhead.gemm_tiles, is_held_to_run=True,
+            mixed_overhead_us=overhead.mixed_step_us, gemm_tiles=overhead.gemm_tiles,
         )
-        found = [overhead_of_gaps(_gaps(recorded, held, tiles), recorded.folder.name, tiles) for tiles in GEMM_TILES]
+        name = recorded.folder.name
+        found = [overhead_of_gaps(_gaps(recorded, prediction, tiles), name, tiles) for tiles in GEMM_TILES]
         sane = [one for one in found if one is not None]
         if not sane:
             raise ScenarioError(f"{run}: too few gaps between events that hold decode-only steps; the run is too short")
@@ -608,51 +592,21 @@ def fit_overhead(
     return overhead
 
 
-def _gaps(run: RecordedRun, held: Prediction, tiles: tuple[tuple[int, int], ...]) -> list[Gap]:
-    """The run's gaps, with the steps that the held simulation puts there, priced without overhead."""
+def _gaps(run: RecordedRun, prediction: Prediction, tiles: tuple[tuple[int, int], ...]) -> list[Gap]:
+    """The run's gaps, with the steps that the simulation puts there, priced without overhead."""
     from kvsim.cost.from_run import gaps_between_events
 
-    cost = _kernel_cost(held.setting, 0.0, 0.0, tiles)
-    kernel_us = np.array([cost.step_ns(shape) for shape in held.steps.shapes]) / 1e3
-    is_mixed = np.array([bool(shape.prefills) for shape in held.steps.shapes])
-    ends = np.array(held.steps.end_ns, dtype=float)
+    cost = _kernel_cost(prediction.setting, 0.0, 0.0, tiles)
+    kernel_us = np.array([cost.step_ns(shape) for shape in prediction.steps.shapes]) / 1e3
+    is_mixed = np.array([bool(shape.prefills) for shape in prediction.steps.shapes])
+    ends = np.array(prediction.steps.end_ns, dtype=float)
     event_s: dict[Any, float] = {}
     step_of: dict[Any, int] = {}
     for index, request in enumerate(run.requests):
         for kind, measured, predicted in (
-            ("first", request.first_token_s, held.first_token_s[index]),
-            ("last", request.last_token_s, held.last_token_s[index]),
+            ("first", request.first_token_s, prediction.first_token_s[index]),
+            ("last", request.last_token_s, prediction.last_token_s[index]),
         ):
             event_s[index, kind] = measured
             step_of[index, kind] = int(np.searchsorted(ends, predicted * NS_PER_S - 0.5))
     return gaps_between_events(event_s, step_of, kernel_us, is_mixed)
-
-
-class _HeldToRun(StepLog):
-    """A cost model whose clock is set right at every event of the run: the next step absorbs the difference."""
-
-    def __init__(self, cost: KernelCost, first_s: Mapping[str, float], last_s: Mapping[str, float]) -> None:
-        super().__init__()
-        self.cost = cost
-        self.cpu_schedule_ns = cost.cpu_schedule_ns
-        self.first_s = dict(first_s)
-        self.last_s = last_s
-        self.late_ns = 0.0
-
-    def step_ns(self, shape: StepShape) -> Ns:
-        """The step's price, plus what the clock is behind."""
-        price = self.cost.step_ns(shape)
-        held = max(price // 4, round(price + self.late_ns))
-        self.late_ns -= held - price
-        return max(1, held)
-
-    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
-        """Note the step, and compare the clock with the run's."""
-        super().on_step(plan, outcome, start_ns, end_ns)
-        seen = [self.last_s[name] for name in outcome.finished_requests]
-        for seq in outcome.started:
-            name = seq.request.request_id
-            if name in self.first_s:
-                seen.append(self.first_s.pop(name))
-        if seen:
-            self.late_ns = float(np.median(seen)) * NS_PER_S - end_ns

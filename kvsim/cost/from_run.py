@@ -22,7 +22,7 @@ GEMM_TILES: tuple[tuple[tuple[int, int], ...], ...] = (
 """Roundings tried: kernels are measured at token counts that are whole tiles, so only a run shows those between."""
 
 MIN_GAPS = 5
-_SANE_RATIO = 0.35
+_SANE_RATIO = 0.15
 """Gaps that differ more than this from their kernels hold other steps than the simulated ones."""
 
 
