@@ -1,0 +1,171 @@
+"""Who wins, and where a value came from (K72); presets; one file for every engine; the resolved file reproduces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.scenario.layout import blocks, json_schema
+from kvsim.scenario.presets import PRESETS
+from kvsim.scenario.resolve import load_scenario, scenario_from_dict, scenario_from_text
+from kvsim.scenario.schema import ENGINES, ContiguousMemory, PagedMemory, Scenario
+from kvsim.scenario.workload_schema import PresetLengths, Workload
+from kvsim.types import ScenarioError
+
+DESIGN = """\
+name: chat
+seed: 7
+engine: paged                      # a preset, or allocator: and scheduler: in full
+model: llama-2-7b
+gpu: a100-80gb
+memory:
+  gpu_memory_utilization: 0.9
+  swap_space: 4GiB
+allocator: {block_size: 16, watermark: 0.01, enable_prefix_caching: false}
+scheduler: {max_num_seqs: 256, max_num_batched_tokens: 8192, max_model_len: 2048, preemption: recompute}
+workload:
+  num_requests: 2000
+  arrivals: {type: poisson, request_rate: 4.0}
+  lengths: {type: preset, name: sharegpt}
+  sampling: {n: 1}
+cost: {type: linear, step_ms: 6.0, prefill_token_us: 18, decode_us: 0, context_token_ns: 45}
+slo: {ttft: 2s, tpot: 100ms}
+horizon: null
+"""
+
+
+def test_the_documented_scenario() -> None:
+    scenario = scenario_from_text(DESIGN).scenario
+    assert scenario.memory.swap_space == 4 * 2**30
+    assert scenario.slo.ttft == 2 * 10**9
+    assert scenario.slo.tpot == 10**8
+    assert isinstance(scenario.allocator, PagedMemory)
+    assert isinstance(scenario.workload, Workload)
+    assert scenario.workload.lengths == PresetLengths(type="preset", name="sharegpt")
+
+
+def test_k72_file_then_command_line() -> None:
+    """A file with horizon: 10 uses 10; a flag of 20 wins, and is shown as from the command line."""
+    from_file = scenario_from_text("horizon: 10\n")
+    assert from_file.scenario.horizon == 10 * 10**9
+    assert "horizon: 10  # file" in from_file.to_yaml()
+    from_flag = scenario_from_text("horizon: 10\n", overrides=["horizon=20"])
+    assert from_flag.scenario.horizon == 20 * 10**9
+    assert "horizon: 20  # command line" in from_flag.to_yaml()
+    assert "horizon: null  # default" in scenario_from_text("seed: 1\n").to_yaml()
+
+
+def test_k72_a_misspelt_key() -> None:
+    with pytest.raises(ScenarioError, match=r"scenario.yaml:2:3: allocator.blok_size.*did you mean block_size"):
+        scenario_from_text("allocator:\n  blok_size: 32\nscheduler: {max_num_seqs: 4}\n")
+
+
+def test_every_value_has_an_origin() -> None:
+    text = scenario_from_text(DESIGN, overrides=["allocator.block_size=32"]).to_yaml()
+    lines = text.splitlines()[1:]
+    origins = {"default", "file", "command line", "engine paged"}
+    assert all(line.endswith(":") or line.rsplit("  # ", 1)[1] in origins for line in lines)
+    assert "  block_size: 32  # command line" in lines
+    assert "  swap_space: 4GiB  # file" in lines
+    assert "  type: paged  # engine paged" in lines
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_resolved_scenario_resolves_to_itself(engine: str) -> None:
+    first = scenario_from_text(DESIGN, overrides=[f"engine={engine}"])
+    again = scenario_from_text(first.to_yaml())
+    assert again.scenario == first.scenario
+    assert again.to_yaml() == first.to_yaml()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["name", "description", "seed", "horizon", "record", "timeline", "kv_cache_dtype"]),
+        st.one_of(st.text(max_size=30), st.integers(), st.floats(), st.booleans(), st.none()),
+    )
+)
+def test_what_is_accepted_resolves_to_itself(data: dict[str, object]) -> None:
+    try:
+        first = scenario_from_dict(data)
+    except ScenarioError:
+        return
+    again = scenario_from_text(first.to_yaml())
+    assert again.scenario == first.scenario
+
+
+def test_an_override_of_a_resolved_scenario_is_from_the_command_line() -> None:
+    resolved = scenario_from_text("seed: 3\n").to_yaml()
+    again = scenario_from_text(resolved, overrides=["seed=4"]).to_yaml()
+    assert "seed: 4  # command line" in again
+    assert "engine: paged  # default" in again
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_file_serves_every_engine(engine: str) -> None:
+    """Keys that an engine does not have are left out, and said to be."""
+    resolved = scenario_from_text(DESIGN).with_engine(engine)
+    assert resolved.scenario.engine == engine
+    is_contiguous = isinstance(resolved.scenario.allocator, ContiguousMemory)
+    assert is_contiguous == (PRESETS[engine]["allocator"]["type"] == "contiguous")
+    assert any("allocator.watermark: not used" in text for text in resolved.warnings) == is_contiguous
+
+
+def test_an_engine_chosen_late_gets_its_own_parts() -> None:
+    text = "allocator: {type: 'mine:Thing', quantum: 64}\nscheduler: {max_num_seqs: 8}\n"
+    resolved = scenario_from_text(text).with_engine("orca-pow2")
+    assert isinstance(resolved.scenario.allocator, ContiguousMemory)
+    assert getattr(resolved.scenario.scheduler, "reservation", None) == "pow2"
+
+
+def test_the_file_beats_the_preset() -> None:
+    resolved = scenario_from_text("engine: vllm-v1\nallocator: {enable_prefix_caching: false}\n")
+    assert isinstance(resolved.scenario.allocator, PagedMemory)
+    assert not resolved.scenario.allocator.enable_prefix_caching
+    assert resolved.scenario.allocator.free_list == "lru"
+    assert resolved.origin(("allocator", "free_list")) == "engine vllm-v1"
+    assert resolved.origin(("allocator", "enable_prefix_caching")) == "file"
+
+
+def test_with_values() -> None:
+    resolved = scenario_from_text(DESIGN).with_values({"allocator.block_size": 64, "workload.arrivals.request_rate": 9})
+    assert resolved.scenario.allocator.block_size == 64  # type: ignore[union-attr]
+    with pytest.raises(ScenarioError, match="did you mean block_size"):
+        resolved.with_values({"allocator.blok_size": 64})
+
+
+def test_a_type_set_on_the_command_line_drops_keys_of_the_old_one() -> None:
+    resolved = scenario_from_text(DESIGN, overrides=["cost.type=kernels"])
+    assert resolved.scenario.cost.type == "kernels"
+    assert any("cost.step_ms: not used" in text for text in resolved.warnings)
+
+
+def test_a_block_whose_lines_are_commented_out_is_left_out() -> None:
+    assert scenario_from_text("allocator:\n  # block_size: 32\nseed: 1\n").scenario.allocator == PagedMemory()
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    (folder / "s.yaml").write_text("workload: {trace: t.csv}\n")
+    monkeypatch.chdir(tmp_path)
+    resolved = load_scenario(Path("folder/s.yaml"))
+    assert resolved.scenario.workload.trace == "folder/t.csv"  # type: ignore[union-attr]
+    # The resolved scenario lies elsewhere, and finds the same file from the same working directory.
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "scenario.yaml").write_text(resolved.to_yaml())
+    assert load_scenario(Path("results/scenario.yaml")).scenario == resolved.scenario
+
+
+def test_the_schema_describes_every_key() -> None:
+    schema = json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert set(schema["properties"]) == set(Scenario.model_fields)
+    described = schema["$defs"]["PagedMemory"]["properties"]["block_size"]
+    assert described["description"] == "Tokens per block."
+    assert described["minimum"] == 1
+    assert ("workload", "arrivals") in blocks()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvsim.memory.contiguous import ContiguousAllocator
+from kvsim.memory.paged import PagedAllocator
+from kvsim.registry import build
+from kvsim.scenario.resolve import scenario_from_text
+from kvsim.scenario.schema import ENGINES
+from kvsim.types import ScenarioError
+
+SMALL = """\
+memory: {num_gpu_blocks_override: 100, num_cpu_blocks_override: 10}
+allocator: {block_size: 8}
+scheduler: {max_num_seqs: 4, max_num_batched_tokens: 512, max_model_len: 256}
+workload: {num_requests: 3, lengths: {type: fixed, prompt: 10, output: 5}}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("loop", ["calendar", "plain"])
+def test_every_engine_is_made(engine: str, loop: str) -> None:
+    engine_parts = build(scenario_from_text(SMALL, overrides=[f"engine={engine}", f"engine_loop={loop}"]).scenario)
+    allocator = engine_parts.scheduler.allocator
+    if isinstance(allocator, ContiguousAllocator):
+        assert allocator.num_blocks == 800
+    else:
+        assert isinstance(allocator, PagedAllocator)
+        assert allocator.num_blocks == (99 if engine.startswith("vllm-v1") else 100)
+        assert allocator.usage().num_host_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("memory", "num_blocks"),
+    [
+        # 32 layers x 32 heads x 128 in 16 bits: 512 KiB a token; 40 GiB at block size 32: 2,560 blocks
+        ("model: llama-2-7b\nmemory: {kv_cache_memory_bytes: 40GiB}\nallocator: {block_size: 32}\n", 2560),
+        ("model: llama-3.1-8b\nmemory: {kv_cache_memory_bytes: 16GiB}\n", 8192),
+        (
+            "model: {num_hidden_layers: 32, num_key_value_heads: 8, head_dim: 128}\n"
+            "memory: {kv_cache_memory_bytes: 3.8125GiB}\n",
+            1952,
+        ),
+        ("memory: {num_gpu_blocks_override: 77}\n", 77),
+    ],
+)
+def test_bytes_become_blocks(memory: str, num_blocks: int) -> None:
+    assert build(scenario_from_text(memory).scenario).scheduler.allocator.num_blocks == num_blocks
+
+
+OWN = """\
+from kvsim.memory.paged import PagedAllocator
+
+
+class Thing(PagedAllocator):
+    def __init__(self, num_blocks, block_size, *, quantum=1):
+        super().__init__(num_blocks, block_size)
+        self.quantum = quantum
+
+
+class Flat:
+    def __init__(self, ms=1.0):
+        self.ns = round(ms * 1e6)
+
+    def step_ns(self, shape):
+        return self.ns
+
+
+def youngest(running):
+    return next(iter(reversed(running)))
+"""
+
+
+def test_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("{block_size: 8}", "{type: 'own_parts:Thing', block_size: 8, quantum: 64}")
+    text = text.replace("max_num_seqs: 4", "max_num_seqs: 4, victim: 'own_parts:youngest'")
+    parts = build(scenario_from_text(text + "cost: {type: 'own_parts:Flat', ms: 2}\n").scenario)
+    assert parts.scheduler.allocator.quantum == 64  # type: ignore[attr-defined]
+    assert parts.scheduler.allocator.num_blocks == 100
+    assert parts.cost.step_ns(None) == 2_000_000  # type: ignore[arg-type]
+
+
+def test_unknown_keywords_of_an_own_class_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_more_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("{block_size: 8}", "{type: 'own_more_parts:Thing', block_size: 8, quantun: 64}")
+    with pytest.raises(ScenarioError, match="does not take 'quantun'; it takes block_size, num_blocks, quantum"):
+        build(scenario_from_text(text).scenario)
+
+
+def test_an_empty_workload_is_an_error(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    scenario = scenario_from_text(f"workload: {{trace: {trace}, window: [10, 20]}}\n").scenario
+    with pytest.raises(ScenarioError, match="empty"):
+        build(scenario)
