@@ -245,6 +245,15 @@ class PagedAllocator:
             table.node = node
             table.num_registered = index + 1
 
+    def unregister(self, seq_id: SeqId, num_tokens: int) -> None:
+        """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all."""
+        table = self._table(seq_id)
+        while table.num_registered > num_tokens // self.block_size:
+            table.num_registered -= 1
+            node = table.node
+            table.node = node.parent if node is not None else None
+            self.index.drop(table.block_ids[table.num_registered])
+
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
         is_swapped = parent_id in self._swapped
         parent = self._swapped[parent_id] if is_swapped else self._table(parent_id)
@@ -604,8 +613,10 @@ class PagedAllocator:
             return
         for block_id in block_ids:
             if self._ref[block_id] and self._ref[block_id] == self._surplus.get(block_id):
+                fill = fills.get(block_id, self.block_size)
                 self._num_leaked += 1
-                self._num_filled -= fills.get(block_id, self.block_size)
+                self._num_filled -= fill
+                self._num_shared_tails -= fill < self.block_size and self._ref[block_id] > 1
 
     def _copy_tables(self, seq_ids: Sequence[SeqId], tables: Sequence[BlockTable], pool: BlockPool) -> _Moved:
         """Give every distinct block of the tables a new one in `pool`, shared as it was."""

@@ -151,8 +151,7 @@ class ContinuousScheduler:
         if request.request_id in self.groups:
             raise ScenarioError(f"request {request.request_id!r} is submitted twice")
         groups = self._make_groups(request)
-        reason = None if self.upstream_faults else self._why_never(groups[0])
-        if reason is not None:
+        if (reason := self._why_never(groups[0])) is not None:
             for group in groups:
                 _set_status(group.members, Status.REJECTED)
             return Rejection(groups[0].seqs[0], reason)
@@ -169,16 +168,22 @@ class ContinuousScheduler:
     def _make_sequence(self, request: Request, sample: int) -> Sequence:
         seq = Sequence(self._num_sequences_made, request, sample)
         self._num_sequences_made += 1
-        longest = self.max_model_len - seq.prompt_len
-        if 0 < longest < seq.output_len:
+        longest = self._max_output_len(request)
+        if longest < seq.output_len:
             seq.output_len = longest
-            seq.final_len = self.max_model_len - 1
+            seq.final_len = seq.prompt_len + longest - 1
         return seq
+
+    def _max_output_len(self, request: Request) -> int:
+        """Output tokens that a scheduler can foresee as the last: the request's limit, or the model's."""
+        return min(request.max_output_len, max(1, self.max_model_len - request.prompt_len))
 
     def _why_never(self, group: Group) -> str | None:
         request = group.request
         if request.prompt_len >= self.max_model_len:
             return f"the prompt has {request.prompt_len} tokens, max_model_len is {self.max_model_len}"
+        if self.upstream_faults:
+            return None
         stored = self._max_stored_tokens(request)
         if not self.enable_chunked_prefill and stored > self.max_num_batched_tokens:
             return (
@@ -416,7 +421,9 @@ class ContinuousScheduler:
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt one victim; False if that was the sequence's own group."""
         victim = self.victim(self.running.values())
-        self._preempt(victim, step)
+        # Whoever had its turn holds slots of this step, which a move to the host would take for stored tokens.
+        had_its_turn = victim.seqs[0].rank < seq.rank
+        self._preempt(victim, step, can_swap=not had_its_turn)
         return victim is not seq.group
 
     def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
@@ -430,14 +437,14 @@ class ContinuousScheduler:
             start = len(table) - num_changed
             step.updates.append(TableUpdate(seq, start, tuple(table[start:])))
 
-    def _preempt(self, group: Group, step: PlanBuilder) -> None:
+    def _preempt(self, group: Group, step: PlanBuilder, *, can_swap: bool = True) -> None:
         """Take a running group's blocks away; it goes to the front of the line, or to the host."""
         for seq in group.seqs:
             if seq.join_tick >= 0:
                 step.budget += 1
             self._settle(seq)
         self._stop_running(group)
-        is_swap = self.wants_swap(group, self.allocator) and self._swap_out(group, step)
+        is_swap = can_swap and self.wants_swap(group, self.allocator) and self._swap_out(group, step)
         for seq in group.seqs:
             step.preempted.append(Preemption(seq, is_swap, seq.num_computed_tokens))
             step.drop(seq)
@@ -463,10 +470,8 @@ class ContinuousScheduler:
         seq.is_decoding = False
 
     def _swap_out(self, group: Group, step: PlanBuilder) -> bool:
-        """Move a victim to the host; False if there is no room, or if it had its slots of this step already."""
+        """Move a victim to the host; False if there is no room."""
         allocator = self.allocator
-        if any(allocator.num_tokens(seq.seq_id) != seq.num_computed_tokens for seq in group.seqs):
-            return False
         num_entries = self._count_entries(group.seqs)
         moves = allocator.swap_out([seq.seq_id for seq in group.seqs])
         if moves is None:
@@ -494,7 +499,7 @@ class ContinuousScheduler:
         self.allocator.free(seq.seq_id)
 
     def _check_progress(self, group: Group) -> None:
-        limit = 100 + 4 * len(self.groups)
+        limit = 1000 + 10 * len(self.groups)
         if self.upstream_faults or self._num_fruitless <= limit:
             return
         tokens, allocator = group.num_known_tokens, self.allocator

@@ -41,8 +41,8 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
         """Its last token by length is scheduled; a stop token is not foreseen."""
         if seq.join_tick >= 0:
             self.calendar.settle(seq)
-        limit = min(seq.request.max_output_len, self.max_model_len - seq.prompt_len)
-        return seq.num_placeholders > 0 and seq.num_output_tokens + seq.num_placeholders >= limit
+        num_planned = seq.num_output_tokens + seq.num_placeholders
+        return seq.num_placeholders > 0 and num_planned >= self._max_output_len(seq.request)
 
     def _num_wanted(self, seq: Sequence) -> int:
         return 0 if self._is_last_in_flight(seq) else super()._num_wanted(seq)
