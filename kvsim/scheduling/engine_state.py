@@ -1,0 +1,328 @@
+"""What a continuous engine holds: its requests, queues and running sequences; how requests come and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+from kvsim.memory.interface import KVAllocator
+from kvsim.memory.prefix_cache import PrefixKeys
+from kvsim.request import Group, Request, Sequence, Status
+from kvsim.scheduling import policies
+from kvsim.scheduling.builder import UNLIMITED, PlanBuilder
+from kvsim.scheduling.calendar import Calendar
+from kvsim.scheduling.plan import Rejection
+from kvsim.scheduling.queues import make_queue
+from kvsim.tokens import Segment, TokenStream
+from kvsim.types import AllocStatus, ScenarioError
+
+Reservation = Callable[[Request], int]
+
+by_rank = attrgetter("rank")
+"""Sort key: running order."""
+
+_RANKS_PER_GROUP = 1 << 32
+_OUTPUT_SOURCES = 1 << 48
+"""Endless texts from here on are outputs that the workload does not spell out: each sample says something else."""
+
+
+class EngineState:
+    """Base of the continuous engines; keywords carry vLLM's names.
+
+    `reservation` gives the slots to set aside beyond the prompt (contiguous allocators): tables never grow then.
+    `gate` is asked before an admission, beside the scheduler's own tests. `detail` fills `decodes` and
+    `table_updates` of every plan. Raises ScenarioError for keywords that contradict each other.
+    """
+
+    def __init__(
+        self,
+        allocator: KVAllocator,
+        *,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        preemption: str | policies.PreemptionMode = "recompute",
+        watermark: float = 0.0,
+        enable_chunked_prefill: bool = True,
+        admission: str = "full_prompt",
+        scheduling_policy: str = "fcfs",
+        prefill_first: bool = False,
+        long_prefill_token_threshold: int = 0,
+        reservation: Reservation | None = None,
+        victim: policies.Victim | None = None,
+        queue_order: policies.QueueOrder | None = None,
+        gate: policies.Gate | None = None,
+        beam_policy: policies.BeamPolicy = policies.random_beams,
+        engine_loop: str = "calendar",
+        detail: bool = False,
+        upstream_faults: bool = False,
+    ) -> None:
+        check_choice("admission", admission, ("full_prompt", "first_chunk"))
+        check_choice("scheduling_policy", scheduling_policy, ("fcfs", "priority"))
+        check_choice("engine_loop", engine_loop, ("calendar", "plain"))
+        self.allocator = allocator
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = UNLIMITED if max_num_batched_tokens is None else max_num_batched_tokens
+        self.max_model_len = UNLIMITED if max_model_len is None else max_model_len
+        self.watermark_blocks = int(watermark * allocator.num_blocks)
+        self.enable_prefix_caching = bool(getattr(allocator, "enable_prefix_caching", False))
+        self.enable_chunked_prefill = enable_chunked_prefill
+        self.admits_full_prompt = admission == "full_prompt"
+        self.prefill_first = prefill_first
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.reservation = reservation
+        self.gate = gate
+        self.beam_policy = beam_policy
+        self.uses_calendar = engine_loop == "calendar"
+        self.detail = detail
+        self.upstream_faults = upstream_faults
+        self._set_policies(preemption, scheduling_policy, victim, queue_order)
+        self._start_empty()
+
+    def _set_policies(
+        self,
+        preemption: str | policies.PreemptionMode,
+        scheduling_policy: str,
+        victim: policies.Victim | None,
+        queue_order: policies.QueueOrder | None,
+    ) -> None:
+        if isinstance(preemption, str):
+            check_choice("preemption", preemption, tuple(policies.PREEMPTION_MODES))
+            preemption = policies.PREEMPTION_MODES[preemption]
+        is_priority = scheduling_policy == "priority"
+        self.wants_swap = preemption
+        self.victim = victim or (policies.least_urgent if is_priority else policies.last_admitted)
+        self.queue_order = queue_order or (policies.by_priority if is_priority else None)
+
+    def _start_empty(self) -> None:
+        self.waiting = make_queue(self.queue_order)
+        self.swapped = make_queue(self.queue_order)
+        self.running: dict[int, Group] = {}
+        """Running groups by their place in running order."""
+        self.groups: dict[str, list[Group]] = {}
+        """Groups of every request that has not ended."""
+        self.calendar = Calendar(self.allocator.block_size)
+        self.stepwise: list[Sequence] = []
+        """Running sequences that are due at every step, in running order."""
+        self.num_seats = 0
+        self.num_table_entries = 0
+        self.num_steps = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_requeried_tokens = 0
+        """Tokens looked up for requests that were preempted before."""
+        self.num_rehit_tokens = 0
+        self._in_flight: deque[PlanBuilder] = deque()
+        self._num_orders = 0
+        self._num_sequences_made = 0
+        self._forked_entries = 0
+        self._forked_rows = 0
+        self._num_fruitless = 0
+        """Preemptions since the last token that anybody emitted."""
+
+    def submit(self, request: Request) -> Rejection | None:
+        """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""
+        if request.request_id in self.groups:
+            raise ScenarioError(f"request {request.request_id!r} is submitted twice")
+        groups = self._make_groups(request)
+        if (reason := self._why_never(groups[0])) is not None:
+            for group in groups:
+                set_status(group.members, Status.REJECTED)
+            return Rejection(groups[0].seqs[0], reason)
+        self.groups[request.request_id] = groups
+        for group in groups:
+            self.waiting.add(group)
+        return None
+
+    def _make_groups(self, request: Request) -> list[Group]:
+        is_beam = request.sampling.beam_width > 0
+        num_samples = 1 if is_beam else request.sampling.n
+        return [Group(request, [self._make_sequence(request, i) for i in range(num_samples)], is_beam=is_beam)]
+
+    def _make_sequence(self, request: Request, sample: int) -> Sequence:
+        seq = Sequence(self._num_sequences_made, request, sample)
+        self._num_sequences_made += 1
+        longest = self._max_output_len(request)
+        if longest < seq.output_len:
+            seq.output_len = longest
+            seq.final_len = seq.prompt_len + longest - 1
+        return seq
+
+    def _max_output_len(self, request: Request) -> int:
+        """Output tokens that a scheduler can foresee as the last: the request's limit, or the model's."""
+        return min(request.max_output_len, max(1, self.max_model_len - request.prompt_len))
+
+    def _why_never(self, group: Group) -> str | None:
+        request = group.request
+        if request.prompt_len >= self.max_model_len:
+            return f"the prompt has {request.prompt_len} tokens, max_model_len is {self.max_model_len}"
+        if self.upstream_faults:
+            return None
+        stored = self._max_stored_tokens(request)
+        if not self.enable_chunked_prefill and stored > self.max_num_batched_tokens:
+            return (
+                f"may have to compute {stored} tokens at once, "
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and enable_chunked_prefill is off"
+            )
+        if group.num_seats > self.max_num_seqs:
+            return f"runs {group.num_seats} sequences, max_num_seqs is {self.max_num_seqs}"
+        return self._why_no_memory(group, stored)
+
+    def _why_no_memory(self, group: Group, stored: int) -> str | None:
+        allocator, size = self.allocator, self.allocator.block_size
+        if self.reservation is not None:
+            prompt_len, reserved = group.request.prompt_len, self.reservation(group.request)
+            if allocator.can_allocate(prompt_len, reserve_tokens=reserved) is not AllocStatus.NEVER:
+                return None
+            return f"needs {prompt_len + reserved} slots at once, the pool has {allocator.num_blocks * size}"
+        needed = self._num_worst_blocks(group, stored)
+        own = (needed - -(-stored // size)) * size
+        if allocator.can_allocate(stored + own) is not AllocStatus.NEVER:
+            return None
+        return f"needs {needed} blocks ({stored} slots), the pool has {allocator.num_blocks}"
+
+    def _num_worst_blocks(self, group: Group, stored: int) -> int:
+        """Blocks a group holds at its end if its sequences share the full blocks of the prompt and nothing else."""
+        size = self.allocator.block_size
+        num_blocks, num_shared = -(-stored // size), group.request.prompt_len // size
+        return num_blocks + (group.num_seats - 1) * (num_blocks - num_shared)
+
+    def _max_stored_tokens(self, request: Request) -> int:
+        return min(request.max_stored_tokens, self.max_model_len - 1)
+
+    def abort(self, request_id: str) -> tuple[Sequence, ...]:
+        """End a request wherever it is; its sequences are settled, its blocks free at once."""
+        aborted: list[Sequence] = []
+        for group in self.groups.pop(request_id, ()):
+            aborted.extend(group.members)
+            self._abort_group(group)
+        return tuple(aborted)
+
+    def _abort_group(self, group: Group) -> None:
+        members = group.members
+        match group.seqs[0].status:
+            case Status.WAITING:
+                self.waiting.remove(group)
+            case Status.SWAPPED:
+                self.swapped.remove(group)
+                for seq in group.seqs:
+                    self.allocator.free(seq.seq_id)
+            case _:
+                self._stop_running(group)
+                for seq in group.seqs:
+                    self._free(seq)
+        set_status(members, Status.ABORTED)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self.swapped)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def running_sequences(self) -> list[Sequence]:
+        """Running sequences in running order, settled; not for the hot path."""
+        seqs = [seq for group in self.running.values() for seq in group.seqs]
+        for seq in seqs:
+            self._settle(seq)
+        return seqs
+
+    def live_sequences(self) -> Seq[Sequence]:
+        live = self.running_sequences()
+        for group in (*self.swapped, *self.waiting):
+            live.extend(group.seqs)
+        return live
+
+    def describe_block(self) -> str:
+        queue = self.swapped or self.waiting
+        if not queue:
+            return "nobody waits"
+        group, allocator = queue.head(), self.allocator
+        tokens = group.num_known_tokens
+        needed = -(-tokens // allocator.block_size)
+        return (
+            f"request {group.request_id!r} is {group.seqs[0].status} and needs {needed} blocks for {tokens} tokens; "
+            f"the pool has {allocator.num_free_blocks} free of {allocator.num_blocks}"
+        )
+
+    def _settle(self, seq: Sequence) -> None:
+        """Bring a running sequence's counters, and the allocator's idea of its length, up to date."""
+        if seq.join_tick >= 0:
+            self.calendar.settle(seq)
+        behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
+        if behind > 0:
+            self.allocator.append_slots(seq.seq_id, behind)
+            seq.num_synced_tokens = seq.num_computed_tokens
+
+    def _num_wanted(self, seq: Sequence) -> int:
+        """Tokens a running sequence has left to compute."""
+        known = seq.prompt_len + seq.num_output_tokens + seq.num_placeholders
+        group = seq.group
+        if group is not None and group.unforked:
+            known = seq.prompt_len
+        return known - seq.num_computed_tokens
+
+    def _leave_calendar(self, seq: Sequence) -> None:
+        """A member is settled; where steps in flight counted it in bulk it becomes an entry of its own."""
+        for step in self._in_flight:
+            if step.is_decode_tick and seq.join_tick <= step.tick:
+                step.num_bulk -= 1
+                step.decodes.append(seq)
+        self.calendar.leave(seq)
+
+    def _start_running(self, group: Group) -> None:
+        order = group.order = self._num_orders
+        self._num_orders += 1
+        self.running[order] = group
+        self.num_seats += group.num_seats
+        group.next_place = 0
+        for seq in group.seqs:
+            seq.status = Status.RUNNING
+            self._take_place(group, seq)
+            self.stepwise.append(seq)
+
+    def _take_place(self, group: Group, seq: Sequence) -> None:
+        seq.rank = group.order * _RANKS_PER_GROUP + group.next_place
+        group.next_place += 1
+
+    def _stop_running(self, group: Group) -> None:
+        """Take a group off the running list; its blocks are still there."""
+        del self.running[group.order]
+        self.num_seats -= group.num_seats
+        for seq in group.seqs:
+            if seq.join_tick < 0:
+                self.stepwise.remove(seq)
+            else:
+                self._leave_calendar(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        self.num_table_entries -= self._count_entries((seq,))
+        self.allocator.free(seq.seq_id)
+
+    def _count_entries(self, seqs: Iterable[Sequence]) -> int:
+        allocator = self.allocator
+        return sum(allocator.num_slots(seq.seq_id) for seq in seqs) // allocator.block_size
+
+    def _keys(self, seq: Sequence) -> PrefixKeys:
+        """The prefix-cache keys of a sequence's text: its prompt, and what it will say."""
+        if seq.keys is None:
+            request = seq.request
+            output = request.output if request.output is not None and seq.sample == 0 else None
+            if output is None:
+                output = TokenStream((Segment(_OUTPUT_SOURCES + seq.seq_id, 0, seq.output_len),))
+            seq.keys = PrefixKeys(request.prompt + output, request.namespace, self.allocator.block_size)
+        keys: PrefixKeys = seq.keys
+        return keys
+
+
+def set_status(seqs: Iterable[Sequence], status: Status) -> None:
+    for seq in seqs:
+        seq.status = status
+
+
+def check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ScenarioError(f"{key}: {value!r} is unknown; it is one of {', '.join(choices)}")
