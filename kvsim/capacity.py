@@ -529,6 +529,8 @@ def _notes(
             f"num_gpu_blocks_override asks for {num_blocks - num_that_fit:,} blocks ({squeezed / GIB:.2f} GiB) more "
             f"than the memory arithmetic leaves: they squeeze activations and whatever lies outside the budget"
         )
+    if geometry.max_model_len is not None and flags.max_model_len > geometry.max_model_len:
+        notes.append(f"max_model_len {flags.max_model_len} is beyond the model's own {geometry.max_model_len}")
     if geometry.is_hybrid:
         kinds = ", ".join(
             f"{group.num_layers} {group.kind.removesuffix('_attention')}"

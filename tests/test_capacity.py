@@ -109,6 +109,10 @@ def test_an_override_beyond_what_fits_says_what_it_squeezes():
     assert "100 blocks (0.20 GiB) more" in report.notes[0]
 
 
+def test_a_length_beyond_the_models_is_noted():
+    assert "beyond the model's own 2048" in capacity("opt-13b", kv_cache_memory_bytes=GIB, max_model_len=4096).notes[0]
+
+
 def test_windowed_layers_raise_the_concurrency_not_the_tokens():
     windowed = load_model("gpt-oss-20b")
     full = ModelGeometry.from_config({**windowed.config, "layer_types": ["full_attention"] * 24})
