@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvsim.memory.interface import KVAllocator, Usage
-from kvsim.request import Sequence
+from kvsim.request import Sequence, Status
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import LawViolation
@@ -198,9 +198,12 @@ class Ledger:
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size
-        token_states = self._stored - (usage.num_logical - usage.num_used) * size
-        reserved = self._slots - self._over - self._stored
-        internal = self._over + self._num_leaked() * size
+        if getattr(self.allocator, "num_shared_partial_tails", 0):
+            token_states, reserved, internal = recount(self.scheduler)
+        else:
+            token_states = self._stored - (usage.num_logical - usage.num_used) * size
+            reserved = self._slots - self._over - self._stored
+            internal = self._over + self._num_leaked() * size
         external = usage.num_rounding_slots
         free = usage.num_free * size
         if plan.waits_for_memory and plan.head_slots <= free and self._is_contiguous:
@@ -215,19 +218,31 @@ class Ledger:
 
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:
     """Token states, reserved and internal slots counted block by block: the oracle of the incremental ledger."""
-    allocator, size = scheduler.allocator, scheduler.allocator.block_size
+    allocator = scheduler.allocator
+    tables = [
+        seq
+        for seq in scheduler.live_sequences()
+        if seq.status is not Status.SWAPPED and allocator.has_table(seq.seq_id)
+    ]
+    filled, wanted = _slot_counts(allocator, tables)
+    token_states = sum(filled)
+    reserved = sum(max(0, want - fill) for want, fill in zip(wanted, filled, strict=True))
+    return token_states, reserved, allocator.usage().num_used * allocator.block_size - token_states - reserved
+
+
+def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[int], list[int]]:
+    """Slots filled, and slots that will be in the end: per block, or per region where nothing is shared."""
+    size = allocator.block_size
+    if hasattr(allocator, "region"):
+        return [seq.num_computed_tokens for seq in tables], [seq.final_len for seq in tables]
     filled: dict[int, int] = {}
     wanted: dict[int, int] = {}
-    for seq in scheduler.live_sequences():
-        if not allocator.has_table(seq.seq_id):
-            continue
+    for seq in tables:
         for index, block_id in enumerate(allocator.block_table(seq.seq_id)):
             start = index * size
             filled[block_id] = max(filled.get(block_id, 0), min(size, seq.num_computed_tokens - start))
             wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
-    token_states = sum(filled.values())
-    reserved = sum(max(0, wanted[block_id] - fill) for block_id, fill in filled.items())
-    return token_states, reserved, allocator.usage().num_used * size - token_states - reserved
+    return list(filled.values()), list(wanted.values())
 
 
 def check_parts(parts: Parts, capacity: int, step: int) -> None:

@@ -269,7 +269,8 @@ class Recorder:
         for request_id in dict.fromkeys(seq.request.request_id for seq in plan.grown):
             log = self.live[request_id]
             if log.sequences is not None:
-                held = {block_id for seq in log.sequences for block_id in block_table(seq.seq_id)}
+                on_gpu = [seq.seq_id for seq in log.sequences if seq.status is Status.RUNNING]
+                held = {block_id for seq_id in on_gpu for block_id in block_table(seq_id)}
                 log.peak_blocks = max(log.peak_blocks, len(held))
 
     def _on_copies(self, plan: StepPlan) -> None:
