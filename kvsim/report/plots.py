@@ -26,6 +26,7 @@ from kvsim.report.style import (
     note,
     percent_axis,
     save,
+    set_margins,
     styled,
 )
 
@@ -38,6 +39,9 @@ Summary = Mapping[str, Any]
 
 LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
 MARKED_PERCENTILES = (50, 90, 99)
+
+LEAST_SHOWN = 0.0005
+"""Parts with a smaller share than this are not seen, and not in the legend."""
 
 METRIC_UNITS = {
     "request_throughput": "requests/s",
@@ -71,8 +75,9 @@ def memory(steps: pd.DataFrame) -> Figure:
         for name, (label, color) in PARTS.items():
             top = bottom + curves.values[name] / capacity
             mean = time_weighted_mean(steps, steps[name]) / capacity
-            if mean > 0:
-                handles.append(axes.fill_between(curves.times, bottom, top, step="post", color=color, linewidth=0))
+            if mean > LEAST_SHOWN:
+                area = axes.fill_between(curves.times, bottom, top, step="post", color=color, linewidth=0)
+                handles.append(area)
                 labels.append(f"{label} {_percent(mean)}")
             bottom = top
         axes.set_xlim(curves.times[0], curves.times[-1])
@@ -117,12 +122,16 @@ def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Sum
     """How full are the allocated blocks, and how full should they be?
 
     The theory is 1 - B / (2 x time-weighted mean length): on average half of each sequence's last block is empty.
-    It is taken from `summary` where it is there, else from the steps and `block_size` (without sharing).
+    It is taken from `summary` where it is there, else from the steps and `block_size` (without sharing). Contiguous
+    memory (block size 1) has no such theory.
     """
+    if block_size is None and summary is not None:
+        block_size = summary.get("block_size")
     with styled():
         figure = new_figure(3.0)
         axes = figure.add_subplot()
-        axes.set_title("How full the allocated blocks are")
+        unit = "slots" if block_size == 1 else "blocks"
+        axes.set_title(f"How full the allocated {unit} are")
         if not len(steps) or steps["block_utilization"].isna().all():
             note(axes, "no block was allocated")
             return figure
@@ -140,8 +149,7 @@ def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Sum
         axes.set_xlabel(curves.time_label)
         axes.set_ylabel("filled share of allocated slots")
         percent_axis(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        legend_below(figure, handles, labels, 2)
+        legend_below(figure, *axes.get_legend_handles_labels(), 2)
         return figure
 
 
@@ -152,8 +160,9 @@ def latency(requests: pd.DataFrame, summary: Summary | None = None) -> Figure:
     """
     with styled():
         figure = new_figure(2.9)
+        set_margins(figure, top_inches=0.62)
         panels = figure.subplots(1, 3, sharey=True)
-        figure.suptitle("Latency of completed requests", x=0.01, ha="left", fontsize=10, fontweight="bold")
+        figure.suptitle("Latency of completed requests", x=0.123, y=0.97, ha="left", fontsize=10, fontweight="bold")
         completed = requests[requests["status"] == "finished"]
         for axes, (name, title), color in zip(panels, LATENCIES.items(), (BLUE, GREEN, RED), strict=True):
             values = np.sort(completed[f"{name}_ms"].dropna().to_numpy(np.float64))
@@ -185,9 +194,8 @@ def compare_memory(compare: pd.DataFrame) -> Figure:
             axes.set_xlabel("* no request ever waited: mean over the whole run")
         percent_axis(axes)
         axes.grid(axis="x", visible=False)
-        _tilt_if_many(axes, len(names))
-        handles, labels = axes.get_legend_handles_labels()
-        legend_below(figure, handles, labels, 3)
+        extra = _tilt_if_many(axes, len(names)) - (0.0 if any(never_waited) else 0.2)
+        legend_below(figure, *axes.get_legend_handles_labels(), 3, extra_inches=extra)
         return figure
 
 
@@ -221,7 +229,7 @@ def compare_latency(compare: pd.DataFrame) -> Figure:
 def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = None) -> Figure:
     """How does a metric depend on a parameter? Mean and 95 % interval over seeds; a curve per value of `by`."""
     with styled():
-        figure = new_figure(3.4)
+        figure = new_figure(3.4, fits_itself=True)
         axes = figure.add_subplot()
         axes.set_title(f"{_plain_name(metric)} against {_plain_name(x)}")
         groups = [("", sweep)] if by is None else [(str(key), rows) for key, rows in sweep.groupby(by, sort=True)]
@@ -243,7 +251,7 @@ def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = N
 def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
     """How does a metric depend on two parameters? Its mean over seeds as a map."""
     with styled():
-        figure = new_figure(3.8)
+        figure = new_figure(3.8, fits_itself=True)
         axes = figure.add_subplot()
         axes.set_title(_with_unit(metric))
         table = sweep.assign(**{metric: sweep[metric].astype(float)}).pivot_table(
@@ -342,6 +350,8 @@ def _filled_share(steps: pd.DataFrame, summary: Summary | None) -> float:
 
 
 def _theory(steps: pd.DataFrame, block_size: int | None, summary: Summary | None) -> float | None:
+    if block_size == 1:
+        return None
     if summary is not None and summary.get("block_utilization_theory") is not None:
         return float(summary["block_utilization_theory"])
     sequences = time_weighted_mean(steps, steps["num_running"])
@@ -430,15 +440,20 @@ def _grouped_bars(
         axes.set_xticks(places, [str(name) for name in compare["engine"]])
         axes.set_ylabel(unit)
         axes.grid(axis="x", visible=False)
-        _tilt_if_many(axes, len(compare))
+        extra = _tilt_if_many(axes, len(compare))
         if len(columns) > 1:
-            legend_below(figure, *axes.get_legend_handles_labels(), len(columns))
+            legend_below(figure, *axes.get_legend_handles_labels(), len(columns), extra_inches=extra - 0.2)
+        else:
+            set_margins(figure, bottom_inches=0.32 + extra)
         return figure
 
 
-def _tilt_if_many(axes: Axes, num_names: int) -> None:
-    if num_names > 5:
-        axes.tick_params(axis="x", labelrotation=25)
+def _tilt_if_many(axes: Axes, num_names: int) -> float:
+    """Tilt the names under many bars; returns the inches that this takes."""
+    if num_names <= 6:
+        return 0.0
+    axes.tick_params(axis="x", labelrotation=25)
+    return 0.3
 
 
 def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Series[float], FloatArray]:

@@ -68,14 +68,32 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(height_inches: float) -> Figure:
-    """A figure of its own, without pyplot: nothing to close, safe in any thread and notebook."""
+def new_figure(height_inches: float, *, fits_itself: bool = False) -> Figure:
+    """A figure of its own, without pyplot: nothing to close, safe in any thread and notebook.
+
+    Margins are fixed, so that pictures stand in line; with `fits_itself` they are measured (slower).
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DPI, layout="constrained" if fits_itself else None)
     FigureCanvasAgg(figure)
+    if not fits_itself:
+        set_margins(figure)
     return figure
+
+
+def set_margins(figure: Figure, *, top_inches: float = 0.34, bottom_inches: float = 0.52) -> None:
+    """Room above the axes for titles, and below them for ticks, label and legend."""
+    height = figure.get_figheight()
+    figure.subplots_adjust(
+        left=0.74 / WIDTH_INCHES,
+        right=1 - 0.14 / WIDTH_INCHES,
+        top=1 - top_inches / height,
+        bottom=bottom_inches / height,
+        wspace=0.12,
+        hspace=0.12,
+    )
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -85,9 +103,22 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def legend_below(figure: Figure, handles: list[Any], labels: list[str], num_columns: int) -> None:
-    """A legend under the axes, where it hides nothing."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, handlelength=1.4, columnspacing=1.4)
+def legend_below(
+    figure: Figure, handles: list[Any], labels: list[str], num_columns: int, *, extra_inches: float = 0.0
+) -> None:
+    """A legend under the axes, where it hides nothing; `extra_inches` are for tilted ticks above it."""
+    num_rows = -(-len(handles) // num_columns)
+    set_margins(figure, bottom_inches=0.52 + 0.2 * num_rows + extra_inches)
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=0.2,
+        ncols=num_columns,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
 
 
 def percent_axis(axes: Axes) -> None:
