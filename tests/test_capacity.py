@@ -219,6 +219,7 @@ def test_the_memory_equation_is_that_of_the_logs(shared_dir):
 def scenario_like(**memory):
     return SimpleNamespace(
         memory=SimpleNamespace(gpu_memory_utilization=0.9, **memory),
+        model="llama-3.1-8b",
         scheduler=SimpleNamespace(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=8192),
         kv_cache_dtype="auto",
         tensor_parallel_size=1,
