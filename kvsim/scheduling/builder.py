@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from kvsim.memory.interface import BlockCopy, BlockMove
 from kvsim.request import Group, Sequence
-from kvsim.scheduling.plan import Admission, Fork, Preemption, PrefillChunk, StepOutcome, TableUpdate
+from kvsim.scheduling.plan import (
+    Admission,
+    Fork,
+    Preemption,
+    PrefillChunk,
+    StepOutcome,
+    StepPlan,
+    StepShape,
+    TableUpdate,
+)
 
 UNLIMITED = 1 << 62
 """A token budget that no step exhausts."""
@@ -64,6 +73,53 @@ class PlanBuilder:
         self.waits_for_memory = False
         self.head_slots = 0
         self.head_wait = ""
+
+    def build(
+        self,
+        context_tokens: int,
+        num_table_entries: int,
+        decodes: tuple[Sequence, ...] | None,
+        updates: tuple[TableUpdate, ...],
+        counts: tuple[int, int, int, int],
+    ) -> StepPlan:
+        """The plan; most steps hold nothing but decodes that go on, and cost accordingly."""
+        prefills, copies, skipped = self.prefills, self.copies, self.skipped
+        is_quiet = not (prefills or self.preempted or self.resumed or skipped or copies)
+        shape = StepShape(
+            self.num_bulk + len(self.decodes),
+            context_tokens,
+            () if is_quiet else tuple([(start, num_tokens) for _, start, num_tokens, _ in prefills]),
+            len(copies),
+            0 if is_quiet else sum(copy.num_tokens for copy in copies),
+            len(self.swap_out),
+            len(self.swap_in),
+            self.num_new_entries,
+            self.num_new_rows,
+            num_table_entries,
+            0,
+            self.num_new_rows,
+        )
+        return StepPlan(
+            self.step,
+            shape,
+            self.is_decode_tick,
+            decodes,
+            () if is_quiet else tuple(prefills),
+            () if is_quiet else tuple(self.admitted),
+            () if is_quiet else tuple(self.resumed),
+            tuple(self.grown),
+            () if is_quiet else tuple(self.preempted),
+            (),
+            () if is_quiet else tuple(skipped),
+            () if is_quiet else tuple(copies),
+            () if is_quiet else tuple(self.swap_out),
+            () if is_quiet else tuple(self.swap_in),
+            updates,
+            *counts,
+            self.waits_for_memory,
+            self.head_slots,
+            self.head_wait,
+        )
 
     def drop(self, seq: Sequence) -> None:
         """A sequence that had its turn is preempted: its tokens are given back to the budget."""

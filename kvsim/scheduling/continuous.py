@@ -23,7 +23,6 @@ from kvsim.scheduling.plan import (
     Preemption,
     PrefillChunk,
     StepPlan,
-    StepShape,
     TableUpdate,
 )
 from kvsim.types import AllocStatus, KvsimError, Ns, OutOfBlocks
@@ -54,11 +53,15 @@ class ContinuousScheduler(TokenEmission):
     def _compose(self, step: PlanBuilder) -> None:
         self._continue_running(step)
         if not step.preempted:
-            self._resume_swapped(step)
-            self._admit_waiting(step)
+            if self.swapped:
+                self._resume_swapped(step)
+            if self.waiting:
+                self._admit_waiting(step)
 
     def _continue_running(self, step: PlanBuilder) -> None:
-        for seq in self._due(step):
+        due = self._due(step)
+        start = self._cross_many(due, step) if self._only_cross and not self.stepwise else 0
+        for seq in due[start:]:
             if seq.status is not Status.RUNNING:
                 continue
             if seq.join_tick >= 0:
@@ -111,6 +114,23 @@ class ContinuousScheduler(TokenEmission):
             return
         seq.num_synced_tokens = num_tokens
         self._note_growth(seq, 1, 0, step)
+
+    def _cross_many(self, crossing: list[Sequence], step: PlanBuilder) -> int:
+        """`_continue_member` for the first so many, as long as there are blocks; returns how many."""
+        append_slots, after, grown = self.allocator.append_slots, step.tick + 1, step.grown
+        try:
+            for seq in crossing:
+                num_tokens = seq.join_offset + after
+                append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
+                seq.num_synced_tokens = num_tokens
+                grown.append(seq)
+        except OutOfBlocks:
+            pass
+        num_new = len(grown)
+        self.num_table_entries += num_new
+        step.num_new_entries += num_new
+        step.num_new_rows += num_new
+        return num_new
 
     def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
         """A sequence computes its next token, or the next chunk of its prefill."""
@@ -365,57 +385,33 @@ class ContinuousScheduler(TokenEmission):
     def _end_step(self, step: PlanBuilder) -> StepPlan:
         """Count the step's tokens as stored, and write the plan down."""
         calendar = self.calendar
+        context = self._count_stored(step) if step.prefills or step.decodes else 0
+        if step.is_decode_tick:
+            step.num_bulk = calendar.num_seqs
+            calendar.advance()
+            context += calendar.context_tokens
+        decodes = self._list_decodes(step) if self.detail or not self.uses_calendar else None
+        updates = self._list_updates(step) if self.detail else ()
+        if step.prefills or step.decodes:
+            self._note_step(step)
+        self._in_flight.append(step)
+        return step.build(
+            context,
+            self.num_table_entries,
+            decodes,
+            updates,
+            (len(self.running), self.num_seats, len(self.waiting), len(self.swapped)),
+        )
+
+    def _count_stored(self, step: PlanBuilder) -> int:
+        """The step's own entries have their tokens stored from here on; returns what its decodes attend to."""
         for chunk in step.prefills:
             chunk.seq.num_computed_tokens += chunk.num_tokens
         context = 0
         for seq in step.decodes:
             seq.num_computed_tokens += 1
             context += seq.num_computed_tokens
-        if step.is_decode_tick:
-            step.num_bulk = calendar.num_seqs
-            calendar.advance()
-            context += calendar.context_tokens
-        decodes = self._list_decodes(step) if self.detail or not self.uses_calendar else None
-        self._note_step(step)
-        self._in_flight.append(step)
-        shape = StepShape(
-            step.num_bulk + len(step.decodes),
-            context,
-            tuple([(start, num_tokens) for _, start, num_tokens, _ in step.prefills]),
-            len(step.copies),
-            sum(copy.num_tokens for copy in step.copies) if step.copies else 0,
-            len(step.swap_out),
-            len(step.swap_in),
-            step.num_new_entries,
-            step.num_new_rows,
-            self.num_table_entries,
-            0,
-            step.num_new_rows,
-        )
-        return StepPlan(
-            step.step,
-            shape,
-            step.is_decode_tick,
-            decodes,
-            tuple(step.prefills),
-            tuple(step.admitted),
-            tuple(step.resumed),
-            tuple(step.grown),
-            tuple(step.preempted),
-            (),
-            tuple(step.skipped),
-            tuple(step.copies),
-            tuple(step.swap_out),
-            tuple(step.swap_in),
-            self._list_updates(step) if self.detail else (),
-            len(self.running),
-            self.num_seats,
-            len(self.waiting),
-            len(self.swapped),
-            step.waits_for_memory,
-            step.head_slots,
-            step.head_wait,
-        )
+        return context
 
     def _note_step(self, step: PlanBuilder) -> None:
         """A step was planned and its tokens count as stored."""

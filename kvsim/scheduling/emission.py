@@ -20,7 +20,8 @@ class TokenEmission(EngineState):
         """Emit the tokens of a step: forks, joins, ends."""
         if step.is_decode_tick:
             self.calendar.applied()
-        self._note_computed(step)
+        if self.enable_prefix_caching:
+            self._note_computed(step)
         if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at):
             self._num_fruitless = 0 if step.num_bulk else self._num_fruitless
             return StepOutcome(step.num_bulk)
@@ -38,7 +39,7 @@ class TokenEmission(EngineState):
         return outcome.build()
 
     def _note_computed(self, step: PlanBuilder) -> None:
-        """The tokens of a step are computed, and not yet emitted."""
+        """The tokens of a step are computed, and not yet emitted (prefix caching)."""
 
     def _apply_prefills(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
         for chunk in step.prefills:

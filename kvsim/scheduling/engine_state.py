@@ -114,6 +114,7 @@ class EngineState:
         self.num_requeried_tokens = 0
         """Tokens looked up for requests that were preempted before."""
         self.num_rehit_tokens = 0
+        self._only_cross = self._members_only_cross()
         self._in_flight: deque[PlanBuilder] = deque()
         self._num_orders = 0
         self._num_sequences_made = 0
@@ -121,6 +122,10 @@ class EngineState:
         self._forked_rows = 0
         self._num_fruitless = 0
         """Preemptions since the last token that anybody emitted."""
+
+    def _members_only_cross(self) -> bool:
+        """A member of the calendar that is due takes exactly one block, and nothing needs to be noted about it."""
+        return not self.detail and not getattr(self.allocator, "window_blocks", 0)
 
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""

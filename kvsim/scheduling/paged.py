@@ -6,7 +6,7 @@ is computed, blocks become findable at the end of the step that filled them, vic
 
 from __future__ import annotations
 
-from kvsim.request import Status
+from kvsim.request import Sequence, Status
 from kvsim.scheduling.builder import PlanBuilder
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.continuous import ContinuousScheduler
@@ -32,11 +32,18 @@ class PagedScheduler(ContinuousScheduler):
 
     def _note_computed(self, step: PlanBuilder) -> None:
         """Make the blocks that this step filled findable, in running order."""
-        if not self.enable_prefix_caching:
-            return
         computed = merged([chunk.seq for chunk in step.prefills], step.decodes)
         # The tick has advanced: those that cross a boundary at the next one filled their block in this one.
         for seq in merged(computed, self.calendar.crossing() if step.is_decode_tick else ()):
-            if seq.status is Status.RUNNING:
-                self._settle(seq)
+            if seq.join_tick >= 0:
+                self._register_member(seq)
+            elif seq.status is Status.RUNNING:
                 self.allocator.register(seq.seq_id, seq.num_computed_tokens)
+
+    def _register_member(self, seq: Sequence) -> None:
+        """A member of the calendar filled a block: tell the allocator of its tokens, then of their text."""
+        num_tokens = self.calendar.position(seq)
+        if num_tokens > seq.num_synced_tokens:
+            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
+            seq.num_synced_tokens = num_tokens
+        self.allocator.register(seq.seq_id, num_tokens)

@@ -60,6 +60,9 @@ class VllmV1Scheduler(ContinuousScheduler):
         crossing = self.calendar.crossing()
         return merged(crossing, self.calendar.filling()) if self.enable_prefix_caching else crossing
 
+    def _members_only_cross(self) -> bool:
+        return not self.enable_prefix_caching and super()._members_only_cross()
+
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block, or fills one."""
         num_tokens, size = seq.join_offset + step.tick + 1, self.allocator.block_size
