@@ -25,9 +25,14 @@ length are freed by the scheduler afterwards.
 
 
 def moves_of(policy: BeamPolicy) -> BeamMoves:
-    """The moves that follow from how many children each beam has: childless beams are freed first."""
+    """The moves that follow from how many children each beam has: childless beams are freed first.
+
+    Beams that have reached their output length have no children.
+    """
 
     def moves(group: Group, step: int) -> list[BeamAction]:
+        if group.seqs[0].num_output_tokens >= group.seqs[0].output_len:
+            return []
         beams = [seq.sample for seq in group.seqs]
         counts = policy(group.request.seed, step, len(beams), group.request.sampling.beam_width)
         freed = [BeamAction("free", beam) for beam, count in zip(beams, counts, strict=True) if not count]
