@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,6 +93,9 @@ def _shown(value: object) -> str:
 
 def _opened(path: str | Path) -> io.BufferedReader:
     try:
+        # A pipe or a device may never end.
+        if os.path.exists(path) and not os.path.isfile(path):
+            fail(str(path), "cannot be read: it is no regular file")
         return open(path, "rb")
     except ValueError as error:
         fail(str(path), f"is no file name: {error}")
@@ -145,7 +149,7 @@ class Chunk(NamedTuple):
 class CsvRows:
     """The rows of a CSV in chunks; the first line that is not blank is the header, blank lines are no rows."""
 
-    def __init__(self, text: TextIO, errors: RowErrors, chunk_rows: int = 65536) -> None:
+    def __init__(self, text: TextIO, errors: RowErrors, chunk_rows: int = 16384) -> None:
         self._errors = errors
         self._chunk_rows = chunk_rows
         self._header_lines = 0

@@ -304,9 +304,9 @@ def test_knobs_that_make_no_sense(call: object) -> None:
 
 @needs_shared
 def test_azure_conversation_is_read_whole_and_fast() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     trace = load_trace(SHARED / "data/traces/azure2023/AzureLLMInferenceTrace_conv.csv")
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 0.5
     assert len(trace) == 19_366
     assert trace.prompt.mean() == pytest.approx(1154.7, abs=0.05)
     assert trace.output.mean() == pytest.approx(211.1, abs=0.05)
