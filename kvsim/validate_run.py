@@ -179,7 +179,7 @@ def setting_of(
 ) -> Setting:
     """Read the engine's arguments; defaults are vLLM's. Raises ScenarioError for what cannot be told."""
     from kvsim.capacity import default_max_num_batched_tokens, default_max_num_seqs
-    from kvsim.catalog import load_model
+    from kvsim.catalog import load_model, model_names
 
     kwargs, notes = run.engine_kwargs, []
     model = model or kwargs.get("model") or run.meta.get("model")
@@ -196,7 +196,8 @@ def setting_of(
     max_model_len = int(kwargs.get("max_model_len") or geometry.max_model_len or 1 << 20)
     blocks, cache = _num_gpu_blocks(run, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
     return Setting(
-        engine=engine, model=geometry.name or str(model), gpu=spec.name, profile=profile or spec.name,
+        engine=engine, model=geometry.name if geometry.name in model_names() else str(model),
+        gpu=spec.name, profile=profile or spec.name,
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, max_model_len=max_model_len,
         num_gpu_blocks=blocks, block_size=int(cache["block_size"]),
         enable_prefix_caching=bool(cache["enable_prefix_caching"]),
@@ -525,6 +526,8 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
         measured = run.series.get(name)
         if measured is None or not np.isfinite(measured).all() or not measured.any():
             continue  # this engine did not log it
+        if name == "kv_cache_pct" and measured.max() <= 1.0:
+            measured = 100.0 * measured  # logged as a share
         series[name], series[f"{name}_measured"] = values, measured
         errors[name] = round(float(np.abs(values - measured).mean()), 2)
     return series, errors

@@ -167,8 +167,21 @@ def _add_overhead(
 ) -> tuple[Profile, dict[str, object]]:
     from dataclasses import replace
 
-    from kvsim.validate_run import fit_overhead
+    if run.is_file():
+        from kvsim.catalog import load_model
+        from kvsim.cost.bench_json import bench_overhead, read_bench
+        from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 
-    overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
+        model = model or read_bench(run).get("model_id")
+        if not model:
+            raise ScenarioError(f"{run}: names no model_id: give --model")
+        kernels = KernelCost.from_profile(
+            fitted, load_model(str(model)), overhead_us=0.0, gemm_tiles=(), cuda_graph_sizes=vllm_graph_sizes()
+        )
+        overhead = bench_overhead(run, kernels)
+    else:
+        from kvsim.validate_run import fit_overhead
+
+        overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
     _show(json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()

@@ -90,7 +90,8 @@ def calibrate(
         framework=framework,
         version=newest,
         provenance={
-            "measurements": Path(path).name,
+            "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
+            "block_size": data.block_sizes.get(framework, 64),
             "sources": ", ".join(data.sources),
             "num_rows": sum(len(g.latency_us) for g in groups),
             "hold_out": hold_out,

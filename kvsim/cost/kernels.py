@@ -86,13 +86,17 @@ def _spaced(first: int, last: int, per_octave: int) -> list[float]:
     return sorted({float(round(first * 2 ** (i / per_octave))) for i in range(count + 1)})
 
 
+# Kernels work in tiles of KV and of queries: their time steps up behind each multiple of one.
+_TILE_ENDS = [*range(64, 4097, 64), *range(4352, 16385, 256)]
+_STEPS_BEFORE = [float(end + shift) for end in _TILE_ENDS for shift in (-1, 0)]
+_STEPS_AFTER = [float(end + shift) for end in _TILE_ENDS for shift in (0, 1)]
 _TOKENS = sorted({*map(float, range(1, 65)), *_spaced(64, _MAX_TOKENS, 16)})
 _BATCHES = sorted({*map(float, range(1, 9)), *_spaced(8, _MAX_BATCH, 6)})
-_CTX = _spaced(1, _MAX_CTX, 6)
-_CHUNK = _spaced(1, _MAX_TOKENS, 6)
-_PREFIX = [0.0, *_spaced(16, _MAX_CTX, 3)]
-_MIXED_BATCHES = _spaced(1, _MAX_BATCH, 2)
-_MIXED_CTX = _spaced(1, _MAX_CTX, 3)
+_CTX = sorted({*_spaced(1, _MAX_CTX, 6), *_STEPS_BEFORE})
+_CHUNK = sorted({*_spaced(1, _MAX_TOKENS, 6), *_STEPS_AFTER})
+_PREFIX = [0.0, *_spaced(16, _MAX_CTX, 4)]
+_MIXED_BATCHES = _spaced(1, _MAX_BATCH, 3)
+_MIXED_CTX = sorted({*_spaced(1, _MAX_CTX, 3), *_STEPS_BEFORE})
 
 
 class KernelCost:

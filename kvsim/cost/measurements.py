@@ -117,6 +117,8 @@ class Measurements:
     groups: list[Group]
     num_rows: int
     sources: list[str]
+    block_sizes: dict[str, int] = field(default_factory=dict)
+    """Tokens per KV block in each framework's decode rows (the most common value)."""
     skipped: dict[str, int] = field(default_factory=dict)
 
 
@@ -164,6 +166,7 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     gpu = _the_gpu(path, rows, gpu)
     collected: dict[GroupKey, list[tuple[dict[str, float], float, str]]] = {}
     skipped: dict[str, int] = {}
+    pages: dict[str, list[int]] = {}
     sources: dict[str, None] = {}
     for line, row in enumerate(rows, start=2):
         if row["gpu"] != gpu:
@@ -173,10 +176,14 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
             continue
         key, columns = _classify(_Cells(path, line, row))
         latency = _Cells(path, line, row).number("latency_us", positive=True)
+        if key.op == "decode_attention" and row.get("page_size"):
+            pages.setdefault(key.framework, []).append(int(_Cells(path, line, row).number("page_size", positive=True)))
         collected.setdefault(key, []).append((columns, latency, row["op"]))
         sources[row.get("source", "") or str(path.name)] = None
     groups = [_merge(key, collected[key]) for key in sorted(collected)]
-    return Measurements(gpu, groups, sum(len(v) for v in collected.values()), list(sources), skipped)
+    num_rows = sum(len(v) for v in collected.values())
+    block_sizes = {name: max(sorted(set(sizes)), key=sizes.count) for name, sizes in pages.items()}
+    return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped)
 
 
 def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> str:

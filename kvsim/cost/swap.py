@@ -58,17 +58,10 @@ def round_trip_ns(
     *,
     bandwidth_gb_s: float = 25.0,
     call_us: float = 10.0,
-    pads_last_block: bool = False,
 ) -> Ns:
-    """Out and in again for a sequence that stores `num_tokens`.
-
-    The tokens' bytes travel; `pads_last_block` counts the empty slots of the last block too, as engines that copy
-    whole blocks do.
-    """
+    """Out and in again for a sequence that stores `num_tokens`: whole blocks travel, the last one's empty slots too."""
     num_blocks = math.ceil(num_tokens / block_size)
-    num_slots = num_blocks * block_size if pads_last_block else num_tokens
-    transfer = num_slots * bytes_per_token / bandwidth_gb_s
-    return round(2 * (num_blocks * call_us * NS_PER_US + transfer))
+    return round(2 * HostLink(bandwidth_gb_s, call_us).swap_ns(num_blocks, block_size * bytes_per_token))
 
 
 def recompute_ns(num_tokens: int, prefill_tokens_per_s: float) -> Ns:
@@ -98,8 +91,7 @@ def plot_swap_and_recompute(
     from matplotlib import pyplot as plt
 
     swap_ms = [
-        round_trip_ns(num_tokens, size, bytes_per_token, bandwidth_gb_s=bandwidth_gb_s, call_us=call_us,
-                      pads_last_block=True) / 1e6
+        round_trip_ns(num_tokens, size, bytes_per_token, bandwidth_gb_s=bandwidth_gb_s, call_us=call_us) / 1e6
         for size in block_sizes
     ]
     recompute_ms = recompute_ns(num_tokens, prefill_tokens_per_s) / 1e6

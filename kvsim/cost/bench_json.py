@@ -1,0 +1,86 @@
+"""The engine's overhead per step from `vllm bench serve --save-detailed` JSON: gaps between a client's tokens.
+
+Start times, times to the first token and inter-token latencies give the instant of every token. Tokens of all
+requests that come together are one step; a step in which nobody got a first token was decode-only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.cost.from_run import Gap, Overhead, overhead_of_gaps
+from kvsim.cost.interface import CostModel
+from kvsim.scheduling.plan import StepShape
+from kvsim.types import ScenarioError
+
+_NEEDED = ("input_lens", "start_times", "ttfts", "itls")
+_SAME_STEP_S = 0.002
+"""Tokens of one step reach the clients within this; streams are flushed one after another."""
+
+
+def read_bench(path: str | Path) -> Mapping[str, Any]:
+    """The JSON of a benchmark. Raises ScenarioError naming the list that is missing or of another length."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise ScenarioError(f"{path}: cannot be read") from None
+    except ValueError as error:
+        raise ScenarioError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ScenarioError(f"{path}: must be a JSON object, as vllm bench serve --save-detailed writes it")
+    for name in _NEEDED:
+        if not isinstance(data.get(name), list):
+            raise ScenarioError(
+                f"{path}: has no list {name!r}; vllm bench serve writes it with --save-result --save-detailed "
+                f"(start_times: since 0.12)"
+            )
+    num = len(data["input_lens"])
+    for name in _NEEDED:
+        if len(data[name]) != num:
+            raise ScenarioError(f"{path}: {name} has {len(data[name])} entries, input_lens {num}")
+    return data
+
+
+def token_times(data: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(seconds, is the request's first token, tokens the request then holds) of every token, by time."""
+    times, firsts, held = [], [], []
+    for length, start, ttft, itls in zip(*(data[name] for name in _NEEDED), strict=True):
+        if not ttft and not itls:
+            continue  # a failed request
+        instants = start + ttft + np.concatenate([[0.0], np.cumsum(itls)])
+        times.append(instants)
+        firsts.append(np.arange(len(instants)) == 0)
+        held.append(length + np.arange(len(instants)))
+    if not times:
+        raise ScenarioError("the benchmark has no successful request")
+    order = np.argsort(np.concatenate(times), kind="stable")
+    return np.concatenate(times)[order], np.concatenate(firsts)[order], np.concatenate(held)[order]
+
+
+def bench_overhead(path: str | Path, cost: CostModel) -> Overhead:
+    """Overhead per step; `cost` prices kernels alone. Raises ScenarioError where too few steps can be told apart."""
+    times, firsts, held = token_times(read_bench(path))
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(times) > _SAME_STEP_S]))
+    ends = np.append(begins[1:], len(times))
+    gaps = []
+    for before, (begin, end) in zip(begins[:-1], zip(begins[1:], ends[1:], strict=True), strict=True):
+        shape = _shape(firsts[begin:end], held[begin:end])
+        is_mixed = bool(shape.prefills)
+        gaps.append(Gap(1e6 * float(times[begin] - times[before]), cost.step_ns(shape) / 1e3,
+                        int(not is_mixed), int(is_mixed)))
+    found = overhead_of_gaps(gaps, Path(path).name)
+    if found is None:
+        raise ScenarioError(f"{path}: too few decode-only steps can be told apart")
+    return found
+
+
+def _shape(firsts: np.ndarray, held: np.ndarray) -> StepShape:
+    context = held[~firsts]
+    prefills = tuple((0, int(length)) for length in held[firsts])
+    return StepShape(len(context), int(context.sum()), prefills)

@@ -1,0 +1,78 @@
+"""Engine overhead from gaps between events, and from a benchmark's token times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.cost.bench_json import bench_overhead, token_times
+from kvsim.cost.from_run import Gap, gaps_between_events, overhead_of_gaps
+from kvsim.scheduling.plan import StepShape
+from kvsim.types import ScenarioError
+
+
+def test_each_kind_of_step_gets_its_own_overhead() -> None:
+    gaps = [Gap(10 * (10_000 + 300), 100_000, 10, 0) for _ in range(8)]
+    gaps += [Gap(50_000 + 10_000 + 300 + 2_000, 60_000, 1, 1) for _ in range(8)]
+    found = overhead_of_gaps(gaps, "made up")
+    assert found is not None
+    assert found.decode_step_us == pytest.approx(300)
+    assert found.mixed_step_us == pytest.approx(2_000)
+
+
+def test_gaps_that_hold_other_steps_are_left_out() -> None:
+    gaps = [Gap(10_300, 10_000, 1, 0)] * 9 + [Gap(20_600, 10_000, 1, 0)] * 3
+    found = overhead_of_gaps(gaps, "made up")
+    assert found is not None
+    assert found.num_decode_gaps == 9
+
+
+def test_too_few_gaps_say_nothing() -> None:
+    assert overhead_of_gaps([Gap(10_300, 10_000, 1, 0)] * 4, "made up") is None
+
+
+def test_gaps_count_the_steps_between_events() -> None:
+    kernel_us, is_mixed = np.array([10.0, 20.0, 30.0, 40.0]), np.array([False, True, False, False])
+    events, steps = {"a": 1.0, "b": 1.5, "c": 3.0}, {"a": 0, "b": 1, "c": 3}
+    assert gaps_between_events(events, steps, kernel_us, is_mixed) == [
+        Gap(pytest.approx(5e5), 20.0, 0, 1), Gap(pytest.approx(1.5e6), 70.0, 2, 0)
+    ]
+
+
+class TenMilliseconds:
+    """A cost model that prices every step alike."""
+
+    def step_ns(self, shape: StepShape) -> int:
+        return 10_000_000
+
+
+def bench(path: Path, step_s: float, num: int = 3, output: int = 40) -> Path:
+    """Requests that start together and decode in lockstep."""
+    data = {
+        "model_id": "llama-3.1-8b", "input_lens": [100] * num, "start_times": [0.0] * num, "ttfts": [0.05] * num,
+        "itls": [[step_s] * (output - 1)] * num,
+    }
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_benchmark_gaps_give_the_overhead(tmp_path: Path) -> None:
+    found = bench_overhead(bench(tmp_path / "b.json", 0.0105), TenMilliseconds())
+    assert found.decode_step_us == pytest.approx(500, abs=1)
+
+
+def test_token_times_are_start_plus_gaps(tmp_path: Path) -> None:
+    data = json.loads(bench(tmp_path / "b.json", 0.01, num=1, output=3).read_text())
+    times, firsts, held = token_times(data)
+    assert times == pytest.approx([0.05, 0.06, 0.07])
+    assert firsts.tolist() == [True, False, False]
+    assert held.tolist() == [100, 101, 102]
+
+
+def test_a_benchmark_without_details_says_how_to_get_them(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps({"mean_ttft_ms": 3}))
+    with pytest.raises(ScenarioError, match="--save-detailed"):
+        bench_overhead(tmp_path / "b.json", TenMilliseconds())

@@ -1,0 +1,186 @@
+"""The kernel cost model: its tables against its formulas, what moves its parts, what it refuses."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.catalog import load_model
+from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
+from kvsim.cost.page_size import block_size_factor, l2_share
+from kvsim.cost.profile import load_profile, profile_names
+from kvsim.cost.roofline import roofline_cost
+from kvsim.memory.geometry import ModelGeometry
+from kvsim.scheduling.plan import StepShape
+from kvsim.types import ScenarioError
+
+LLAMA = load_model("llama-3.1-8b")
+COSTS = {name: KernelCost.from_profile(name, LLAMA, block_size=16, overhead_us=0.0) for name in profile_names()}
+
+
+def decode(num: int, ctx: int) -> StepShape:
+    return StepShape(num, num * ctx)
+
+
+def direct_us(cost: KernelCost, shape: StepShape) -> float:
+    """The step from the fits themselves, without tables (one chunk at most)."""
+    times, num = cost.times, shape.num_decodes
+    total = float(times.dense_us(np.array([float(shape.num_tokens)]))[0])
+    total += float(times.head_us(np.array([float(num + len(shape.prefills))]))[0])
+    ctx = shape.context_tokens / max(1, num)
+    if not shape.prefills:
+        return total + float(times.decode_us(np.array([float(num)]), np.array([ctx]))[0]) * cost._page_factor
+    ((start, length),) = shape.prefills
+    chunk, prefix = np.array([float(length)]), np.array([float(start)])
+    if not num:
+        return total + float(times.prefill_us(1.0, chunk, prefix)[0])
+    return total + float(times.mixed_us(np.array([float(num)]), np.array([ctx]), 1.0, chunk, prefix)[0])
+
+
+def test_the_shipped_profiles() -> None:
+    assert profile_names() == ["a100", "h100", "h200", "rtx4090", "rtxpro6000"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+@given(num=st.integers(1, 256), ctx=st.integers(64, 8000))
+def test_decode_tables_agree_with_the_formula(name: str, num: int, ctx: int) -> None:
+    shape = decode(num, ctx)
+    assert COSTS[name].step_ns(shape) / 1e3 == pytest.approx(direct_us(COSTS[name], shape), rel=0.01)
+
+
+@pytest.mark.parametrize("name", profile_names())
+@given(num=st.integers(0, 128), ctx=st.integers(128, 4000), start=st.integers(0, 4000), length=st.integers(128, 2048))
+def test_prompt_tables_agree_with_the_formula(name: str, num: int, ctx: int, start: int, length: int) -> None:
+    shape = StepShape(num, num * ctx, ((start, length),))
+    assert COSTS[name].step_ns(shape) / 1e3 == pytest.approx(direct_us(COSTS[name], shape), rel=0.01)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_more_work_costs_more(name: str) -> None:
+    cost = COSTS[name]
+    by_context = [cost.step_ns(decode(32, ctx)) for ctx in (128, 512, 2048, 8192)]
+    by_prompt = [cost.step_ns(StepShape(0, 0, ((0, length),))) for length in (128, 512, 2048, 8192)]
+    assert by_context == sorted(by_context)
+    assert by_prompt == sorted(by_prompt)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_prefix_hit_saves_computation_but_not_attention(name: str) -> None:
+    cost = COSTS[name]
+    whole, hit, alone = (cost.step_ns(StepShape(0, 0, (chunk,))) for chunk in ((0, 2048), (1536, 512), (0, 512)))
+    assert alone < hit < 0.5 * whole
+
+
+def test_overheads_go_to_their_own_kind_of_step() -> None:
+    plain = COSTS["h100"]
+    cost = KernelCost.from_profile("h100", LLAMA, block_size=16, overhead_us=100.0, mixed_overhead_us=5000.0)
+    prompt = StepShape(4, 4000, ((0, 300),))
+    assert cost.step_ns(decode(4, 1000)) - plain.step_ns(decode(4, 1000)) == pytest.approx(100_000, abs=1)
+    assert cost.step_ns(prompt) - plain.step_ns(prompt) == pytest.approx(5_000_000, abs=1)
+
+
+def test_decode_batches_are_padded_to_captured_graphs() -> None:
+    sizes = vllm_graph_sizes(256)
+    assert sizes[:5] == (1, 2, 4, 8, 16)
+    assert sizes[-1] == 512
+    padded = KernelCost.from_profile("h100", LLAMA, block_size=16, overhead_us=0.0, cuda_graph_sizes=sizes)
+    assert padded._padded(9) == 16
+    assert padded._padded(16) == 16
+    assert padded._padded(600) == 600
+
+
+def test_whole_gemm_tiles() -> None:
+    cost = KernelCost.from_profile("h100", LLAMA, overhead_us=0.0, gemm_tiles=((768, 128), (1 << 30, 256)))
+    assert [cost._tiled(n) for n in (200, 513, 640, 641, 769, 1024, 1025)] == [200, 640, 640, 768, 1024, 1024, 1280]
+
+
+def test_the_block_table_costs_what_it_says() -> None:
+    shape = StepShape(8, 8000, num_table_updates=8, num_table_rows=8, num_table_entries=500, num_alloc_decisions=8)
+    bare = COSTS["a100"].step_ns(decode(8, 1000))
+    # a100: 32 GB/s x 0.8; one copy call 2.3 us; entries of 4 bytes
+    by_mode = {mode: KernelCost.from_profile("a100", LLAMA, block_size=16, overhead_us=0.0, table_sync=mode)
+               for mode in ("on_change", "every_step", "device")}
+    extra = {mode: cost.step_ns(shape) - bare for mode, cost in by_mode.items()}
+    assert extra["on_change"] == pytest.approx(2300 + 8 * 4 / 25.6, abs=1)
+    assert extra["every_step"] == pytest.approx(2300 + 500 * 4 / 25.6, abs=1)
+    assert extra["device"] == pytest.approx(8 * 10_000, abs=1)
+
+
+def test_swapped_blocks_pay_a_call_per_layer_for_keys_and_values() -> None:
+    cost = COSTS["a100"]
+    per_block = cost.step_ns(StepShape(num_swapped_out_blocks=10)) - cost.step_ns(StepShape())
+    # 64 copies x 2.3 us + 16 x 131072 bytes / 25.6 GB/s
+    assert per_block / 10 == pytest.approx(64 * 2300 + 16 * 131072 / 25.6, rel=1e-3)
+
+
+def test_an_empty_step_takes_a_nanosecond() -> None:
+    assert COSTS["a100"].step_ns(StepShape()) == 1
+
+
+def test_block_size_is_a_stated_factor() -> None:
+    assert block_size_factor(16, 16) == (1.0, 1.0, 1.0)
+    one = block_size_factor(1, 64)
+    assert one.low < 1.0 < one.factor < one.high
+    assert block_size_factor(4096, 64) == block_size_factor(256, 64)
+
+
+def test_l2_share() -> None:
+    assert l2_share(10, 40) == 1.0
+    assert l2_share(160, 40) == 0.25
+
+
+def test_outside_the_measured_range_it_says_so() -> None:
+    cost = KernelCost.from_profile("rtx4090", LLAMA, overhead_us=0.0)
+    assert cost.warnings() == []
+    cost.step_ns(decode(1, 100_000))
+    assert any("ctx_len" in text for text in cost.warnings())
+    assert cost.is_extrapolated
+
+
+def test_a_gpu_without_profile_lists_those_that_exist_and_offers_the_roofline() -> None:
+    with pytest.raises(ScenarioError, match=r"a100, h100, .*type: roofline, peak_tflops: 149.7"):
+        load_profile("a40")
+
+
+def test_a_model_without_dimensions_is_refused() -> None:
+    bare = ModelGeometry(num_hidden_layers=2, num_key_value_heads=2, head_dim=64, dtype="float16")
+    with pytest.raises(ScenarioError, match="hidden_size"):
+        KernelCost.from_profile("a100", bare)
+
+
+def test_tensor_parallelism_needs_all_reduce_measurements() -> None:
+    with pytest.raises(ScenarioError, match="all_reduce"):
+        KernelCost.from_profile("rtx4090", LLAMA, tensor_parallel_size=2)
+    one, two = (KernelCost.from_profile("h100", load_model("llama-3.1-70b"), tensor_parallel_size=n).step_ns(
+        decode(32, 1000)) for n in (2, 4))
+    assert two < one < 2 * two
+
+
+def test_roofline_is_within_a_factor_of_the_measured_kernels() -> None:
+    cost = roofline_cost(LLAMA, peak_tflops=989.4, memory_bandwidth_gb_s=3350, step_overhead_us=0.0)
+    for shape in (decode(1, 500), decode(64, 1000), StepShape(0, 0, ((0, 2048),))):
+        assert 0.6 < cost.step_ns(shape) / COSTS["h100"].step_ns(shape) < 1.6
+    assert "datasheet" in cost.warnings()[0]
+
+
+def test_same_answer_in_any_order() -> None:
+    shapes = [decode(n, 100 * n) for n in range(1, 60, 7)]
+    shapes += [StepShape(n, n * 500, ((0, 40 * n),)) for n in range(1, 9)]
+    forth = KernelCost.from_profile("rtxpro6000", LLAMA, overhead_us=0.0)
+    back = KernelCost.from_profile("rtxpro6000", LLAMA, overhead_us=0.0)
+    assert [forth.step_ns(s) for s in shapes] == [back.step_ns(s) for s in reversed(shapes)][::-1]
+
+
+def test_a_decode_step_is_priced_in_microseconds() -> None:
+    cost = COSTS["h100"]
+    shapes = [decode(1 + i % 256, 200 + 13 * (i % 100)) for i in range(2560)]
+    for shape in shapes[:256]:
+        cost.step_ns(shape)
+    begun = time.process_time()
+    for shape in shapes:
+        cost.step_ns(shape)
+    assert (time.process_time() - begun) / len(shapes) < 20e-6

@@ -1,0 +1,103 @@
+"""A recorded run: the prediction reads queue times only, and comes out near."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.types import ScenarioError
+from kvsim.validate_run import METRICS, compare, load_run, predict, setting_of
+
+RUNS = Path("data", "traces", "vllm-0.19-runs")
+
+
+def write_run(folder: Path, *, slower: float = 1.0, meta: dict[str, object] | None = None, num: int = 12) -> Path:
+    """A small made-up run of Llama-3.1-8B, and its workload beside it."""
+    folder.mkdir(exist_ok=True)
+    kwargs = {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8, "max_num_batched_tokens": 2048}
+    (folder / "meta.json").write_text(json.dumps(
+        {"vllm_version": "0.19.0", "engine_kwargs": kwargs, "kv_cache": {"num_gpu_blocks": 2000, "block_size": 16}}
+        | (meta or {})
+    ))
+    rows = [{"request_id": f"bench-{i}", "input_toks": 200 + i, "output_toks": 20, "queued_ts": 5.0 + 0.1 * i,
+             "first_token_ts": 5.0 + 0.1 * i + 0.05 * slower, "last_token_ts": 5.0 + 0.1 * i + 0.4 * slower}
+            for i in range(num)]
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    work = [{"timestamp": 100.0 * i, "input_length": 200 + i, "output_length": 20,
+             "hash_ids": [1000 * i + j for j in range((200 + i + 15) // 16)]} for i in range(num)]
+    workload = folder / "workload.jsonl"
+    workload.write_text("\n".join(map(json.dumps, work)))
+    return workload
+
+
+def test_the_prediction_does_not_see_measured_times(tmp_path: Path) -> None:
+    workload = write_run(tmp_path / "rtx-4090-one")
+    write_run(tmp_path / "rtx-4090-two", slower=3.0)
+    results = []
+    for name in ("rtx-4090-one", "rtx-4090-two"):
+        run = load_run(tmp_path / name)
+        prediction = predict(run, workload, setting_of(run))
+        results.append((prediction.metrics(), compare(run, prediction)))
+    (first, before), (second, after) = results
+    assert first == second
+    assert after.metrics["mean_ttft_ms"]["measured"] == pytest.approx(3 * before.metrics["mean_ttft_ms"]["measured"])
+
+
+def test_the_engine_follows_version_and_arguments(tmp_path: Path) -> None:
+    cases = {
+        "0.19.0": ({}, "vllm-v1-async"), "0.13.2": ({}, "vllm-v1"), "0.14": ({"async_scheduling": False}, "vllm-v1"),
+        "0.9": ({"async_scheduling": True}, "vllm-v1-async"),
+    }
+    for version, (kwargs, engine) in cases.items():
+        meta = {"vllm_version": version, "engine_kwargs": {"model": "llama-3.1-8b", **kwargs}}
+        write_run(tmp_path / "h100", meta=meta)
+        setting = setting_of(load_run(tmp_path / "h100"))
+        assert setting.engine == engine
+        assert any(note.startswith(f"engine {engine}") for note in setting.notes)
+
+
+def test_defaults_where_the_run_says_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", meta={"kv_cache": None, "hardware": {"device_name": "NVIDIA H100 80GB HBM3"}})
+    setting = setting_of(load_run(tmp_path / "run"))
+    assert (setting.block_size, setting.enable_prefix_caching, setting.gpu) == (16, True, "h100-80gb")
+    assert setting.num_gpu_blocks > 20_000
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="no such folder"):
+        load_run(tmp_path / "none")
+    workload = write_run(tmp_path / "run")
+    with pytest.raises(ScenarioError, match="--gpu"):
+        setting_of(load_run(tmp_path / "run"))
+    run = load_run(tmp_path / "run")
+    setting = setting_of(run, gpu="h100")
+    lines = workload.read_text().splitlines()
+    workload.write_text("\n".join(lines[:3]))
+    with pytest.raises(ScenarioError, match="3 requests, the run has 12"):
+        predict(run, workload, setting)
+    workload.write_text("\n".join(reversed(lines)))
+    with pytest.raises(ScenarioError, match="prompt tokens"):
+        predict(run, workload, setting)
+    (tmp_path / "run" / "requests.jsonl").write_text('{"input_toks": 3}')
+    with pytest.raises(ScenarioError, match=r"line 1: output_toks"):
+        load_run(tmp_path / "run")
+
+
+def test_the_command_prints_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = write_run(tmp_path / "h100")
+    assert main(["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(METRICS) <= set(shown)
+    assert set(shown["makespan_s"]) == {"predicted", "measured", "error_pct"}
+
+
+@pytest.mark.deep
+def test_a_real_run_comes_out_five_per_cent_low(shared_dir: Path) -> None:
+    run = load_run(shared_dir / RUNS / "RTXPRO6000_Llama-3.1-8B")
+    prediction = predict(run, shared_dir / RUNS / "sharegpt_llama31_8b_300_sps10.jsonl", setting_of(run))
+    comparison = compare(run, prediction)
+    assert -6.0 < comparison.metrics["makespan_s"]["error_pct"] < -3.0
+    assert abs(comparison.metrics["mean_tpot_ms"]["error_pct"]) < 5.0
