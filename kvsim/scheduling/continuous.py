@@ -320,6 +320,7 @@ class ContinuousScheduler(TokenEmission):
             num_tokens = step.budget
         end = prefix.num_tokens + num_tokens
         if not self._has_room(group, known if self.admits_full_prompt else end, prefix, step):
+            step.waits_for_memory = True
             return False
         self.waiting.pop_head()
         self._allocate(leader, end, prefix, step)
@@ -338,20 +339,17 @@ class ContinuousScheduler(TokenEmission):
 
     def _has_room(self, group: Group, num_tokens: int, prefix: PrefixMatch, step: PlanBuilder) -> bool:
         if self.gate is not None and not self.gate(group, self.allocator):
-            step.waits_for_memory = True
             step.head_wait = "gate"
             return False
+        reserved = self._num_reserved(group.seqs[0], num_tokens) if self.reservation else 0
+        watermark = self.watermark_blocks if self.running else 0
         status = self.allocator.can_allocate(
-            num_tokens,
-            prefix=prefix,
-            reserve_tokens=self._num_reserved(group.seqs[0], num_tokens),
-            watermark_blocks=self.watermark_blocks if self.running else 0,
+            num_tokens, prefix=prefix, reserve_tokens=reserved, watermark_blocks=watermark
         )
         if status is AllocStatus.OK:
             return True
-        step.waits_for_memory = True
         step.head_wait = "blocks"
-        step.head_slots = num_tokens + self._num_reserved(group.seqs[0], num_tokens)
+        step.head_slots = num_tokens + reserved
         return False
 
     def _num_reserved(self, seq: Sequence, num_tokens: int) -> int:
@@ -363,10 +361,10 @@ class ContinuousScheduler(TokenEmission):
     def _allocate(self, seq: Sequence, num_tokens: int, prefix: PrefixMatch, step: PlanBuilder) -> None:
         allocator = self.allocator
         keys = self._keys(seq) if self.enable_prefix_caching else None
-        reserved = self._num_reserved(seq, num_tokens)
+        reserved = self._num_reserved(seq, num_tokens) if self.reservation else 0
         allocator.allocate(seq.seq_id, num_tokens, keys=keys, prefix=prefix, reserve_tokens=reserved)
         seq.num_computed_tokens = prefix.num_tokens
-        num_entries = self._count_entries((seq,))
+        num_entries = allocator.num_slots(seq.seq_id) // allocator.block_size
         self.num_table_entries += num_entries
         step.num_new_entries += num_entries
         step.num_new_rows += 1

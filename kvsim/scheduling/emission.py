@@ -6,7 +6,7 @@ from bisect import insort
 
 from kvsim.request import Group, Sequence, Status
 from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
-from kvsim.scheduling.engine_state import EngineState, by_rank
+from kvsim.scheduling.engine_state import RANKS_PER_GROUP, EngineState, by_rank
 from kvsim.scheduling.plan import Fork, StepOutcome, StepPlan
 
 
@@ -78,7 +78,8 @@ class TokenEmission(EngineState):
         child.num_computed_tokens = parent.num_computed_tokens
         child.status = Status.RUNNING
         group.seqs.append(child)
-        self._take_place(group, child)
+        child.rank = group.order * RANKS_PER_GROUP + group.next_place
+        group.next_place += 1
         insort(self.stepwise, child, key=by_rank)
         num_entries = self._count_entries((child,))
         self.num_table_entries += num_entries
@@ -153,19 +154,19 @@ class TokenEmission(EngineState):
             self.stepwise.remove(seq)
         self._free(seq)
         seq.status = Status.FINISHED
-        num_seats = group.num_seats
+        self.num_seats -= group.num_seats
         group.seqs.remove(seq)
         if group.seqs:
-            self.num_seats += group.num_seats - num_seats
+            self.num_seats += group.num_seats
             return
-        self.num_seats -= num_seats
         del self.running[group.order]
         self._leave_request(group, outcome)
 
     def _leave_request(self, group: Group, outcome: OutcomeBuilder) -> None:
         request_id = group.request.request_id
         groups = self.groups[request_id]
-        groups.remove(group)
-        if not groups:
-            del self.groups[request_id]
-            outcome.finished_requests.append(request_id)
+        if len(groups) > 1:
+            groups.remove(group)
+            return
+        del self.groups[request_id]
+        outcome.finished_requests.append(request_id)

@@ -23,7 +23,7 @@ Reservation = Callable[[Request], int]
 by_rank = attrgetter("rank")
 """Sort key: running order."""
 
-_RANKS_PER_GROUP = 1 << 32
+RANKS_PER_GROUP = 1 << 32
 _OUTPUT_SOURCES = 1 << 48
 """Endless texts from here on are outputs that the workload does not spell out: each sample says something else."""
 
@@ -283,15 +283,11 @@ class EngineState:
         self._num_orders += 1
         self.running[order] = group
         self.num_seats += group.num_seats
-        group.next_place = 0
-        for seq in group.seqs:
+        group.next_place = len(group.seqs)
+        for place, seq in enumerate(group.seqs):
             seq.status = Status.RUNNING
-            self._take_place(group, seq)
+            seq.rank = order * RANKS_PER_GROUP + place
             self.stepwise.append(seq)
-
-    def _take_place(self, group: Group, seq: Sequence) -> None:
-        seq.rank = group.order * _RANKS_PER_GROUP + group.next_place
-        group.next_place += 1
 
     def _stop_running(self, group: Group) -> None:
         """Take a group off the running list; its blocks are still there."""
@@ -304,8 +300,9 @@ class EngineState:
                 self._leave_calendar(seq)
 
     def _free(self, seq: Sequence) -> None:
-        self.num_table_entries -= self._count_entries((seq,))
-        self.allocator.free(seq.seq_id)
+        allocator = self.allocator
+        self.num_table_entries -= allocator.num_slots(seq.seq_id) // allocator.block_size
+        allocator.free(seq.seq_id)
 
     def _count_entries(self, seqs: Iterable[Sequence]) -> int:
         allocator = self.allocator

@@ -23,7 +23,6 @@ class NoEvictScheduler(PagedScheduler):
         watermark = self.watermark_blocks if self.running else 0
         free = self.allocator.num_blocks - watermark - self.num_promised_blocks
         if self._num_promised(group) > free:
-            step.waits_for_memory = True
             step.head_wait = "promises"
             step.head_slots = self._num_promised(group) * self.allocator.block_size
             return False
