@@ -1,6 +1,27 @@
-"""The memory library: KV-cache allocators without a clock, usable alone."""
+"""The memory library: KV-cache allocators without a clock, usable alone.
 
-from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KVAllocator, PrefixMatch, Transfer, Usage
+    >>> from kvsim.memory import PagedAllocator
+    >>> allocator = PagedAllocator(num_blocks=5, block_size=4)
+    >>> allocator.allocate("a", 6)
+    >>> allocator.fork("a", "b")
+    >>> allocator.append_slots("a")
+    (BlockCopy(src=1, dst=2, num_tokens=2),)
+    >>> allocator.block_table("a"), allocator.block_table("b")
+    ((0, 2), (0, 1))
+"""
+
+from kvsim.memory.block_table import Slot, TableDelta, slot_of, table_delta, upload_bytes
+from kvsim.memory.interface import (
+    NO_MATCH,
+    BlockCopy,
+    BlockMove,
+    KeyChain,
+    KVAllocator,
+    PrefixMatch,
+    Transfer,
+    Usage,
+)
+from kvsim.memory.journal import Journal
 from kvsim.memory.paged import PagedAllocator
 from kvsim.memory.prefix_cache import PrefixKeys
 
@@ -8,10 +29,17 @@ __all__ = [
     "NO_MATCH",
     "BlockCopy",
     "BlockMove",
+    "Journal",
     "KVAllocator",
+    "KeyChain",
     "PagedAllocator",
     "PrefixKeys",
     "PrefixMatch",
+    "Slot",
+    "TableDelta",
     "Transfer",
     "Usage",
+    "slot_of",
+    "table_delta",
+    "upload_bytes",
 ]

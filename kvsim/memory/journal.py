@@ -10,7 +10,6 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,39 +215,46 @@ class BlockTimes:
     reuse_gap_s: tuple[float, ...]
 
 
+@dataclass(slots=True)
+class _Life:
+    """One block since it was handed out."""
+
+    taken_ns: Ns
+    last_access_ns: Ns
+    last_freed_ns: Ns = 0
+    is_cached: bool = False
+
+
 def block_times(events: Iterable[Event]) -> BlockTimes:
     """The lifetimes, idle times before eviction, and gaps between accesses of every block."""
-    lives: dict[BlockId, list[Event]] = {}
-    lifetimes: list[float] = []
-    idle: list[float] = []
-    gaps: list[float] = []
+    lives: dict[BlockId, _Life] = {}
+    lifetimes: list[Ns] = []
+    idle: list[Ns] = []
+    gaps: list[Ns] = []
     for event in events:
-        block_id = event.block_id
         if event.event == "taken":
-            lives[block_id] = [event]
+            lives[event.block_id] = _Life(event.t_ns, event.t_ns)
             continue
-        life = lives.get(block_id)
+        life = lives.get(event.block_id)
         if life is None:
             continue
-        life.append(event)
-        is_cached = any(past.event == "cached" for past in life)
-        if event.event == "evicted" or (event.event == "freed" and not is_cached):
-            del lives[block_id]
-            lifetimes.append(_seconds(life[0], event))
-            if event.event == "evicted":
-                idle.append(_seconds(next(past for past in reversed(life) if past.event == "freed"), event))
-            gaps += _gaps(life)
-    for life in lives.values():
-        gaps += _gaps(life)
-    return BlockTimes(tuple(lifetimes), tuple(idle), tuple(gaps))
+        if event.event == "cached":
+            life.is_cached = True
+        elif event.event == "hit":
+            gaps.append(event.t_ns - life.last_access_ns)
+            life.last_access_ns = event.t_ns
+        elif event.event == "freed":
+            life.last_freed_ns = event.t_ns
+        elif event.event == "evicted":
+            idle.append(event.t_ns - life.last_freed_ns)
+        if event.event == "evicted" or (event.event == "freed" and not life.is_cached):
+            lifetimes.append(event.t_ns - life.taken_ns)
+            del lives[event.block_id]
+    return BlockTimes(_seconds(lifetimes), _seconds(idle), _seconds(gaps))
 
 
-def _seconds(start: Event, end: Event) -> float:
-    return (end.t_ns - start.t_ns) / NS_PER_S
-
-
-def _gaps(life: list[Event]) -> list[float]:
-    return [_seconds(a, b) for a, b in pairwise(event for event in life if event.event in ("taken", "hit"))]
+def _seconds(spans_ns: list[Ns]) -> tuple[float, ...]:
+    return tuple(span / NS_PER_S for span in spans_ns)
 
 
 class HistogramBin(NamedTuple):

@@ -49,7 +49,7 @@ def test_the_adapted_manager_forks_too(repo_root: Path) -> None:
         def share(self, parent_id: SeqId, child_id: SeqId) -> None:
             self.manager.map[child_id] = self.manager.map[parent_id].copy()
 
-    check_allocator(Forking, max_examples=30)
+    check_allocator(Forking, max_examples=15)
     with pytest.raises(LawViolation):
         check_allocator(Forgetful, max_examples=30, shrink=False)
 
@@ -98,7 +98,7 @@ def test_real_allocator_obeys_every_law(policy: str, eviction: Any, caching: boo
     def factory() -> PagedAllocator:
         return PagedAllocator(10, 4, num_host_blocks=8, enable_prefix_caching=caching, free_list=policy)
 
-    check_allocator(factory, max_examples=12, eviction=eviction)
+    check_allocator(factory, max_examples=6, eviction=eviction)
 
 
 @pytest.mark.parametrize("block_size", [1, 3])
@@ -106,7 +106,7 @@ def test_other_block_sizes(block_size: int) -> None:
     def factory() -> PagedAllocator:
         return PagedAllocator(13, block_size, num_host_blocks=3, enable_prefix_caching=True, null_block=True)
 
-    check_allocator(factory, max_examples=12)
+    check_allocator(factory, max_examples=6)
 
 
 @pytest.mark.parametrize("placement", ["first_fit", "best_fit", "buddy"])
@@ -114,7 +114,7 @@ def test_contiguous_regions_hold_what_they_were_given(placement: Any) -> None:
     def factory() -> ContiguousAllocator:
         return ContiguousAllocator(100, placement=placement)
 
-    check_allocator(factory, fork=False, exact_blocks=False, max_examples=12)
+    check_allocator(factory, fork=False, exact_blocks=False, max_examples=6)
 
 
 @pytest.mark.deep
