@@ -1,0 +1,114 @@
+"""The life of one request, told from what a run's observers see."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsim.explain import LifeStory
+from kvsim.memory import PagedAllocator
+from kvsim.request import Request, Sampling
+from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
+from kvsim.tokens import TokenStream
+from kvsim.types import KvsimError
+
+STEP_NS = 10_000_000
+
+
+def request(request_id: str, prompt_len: int, output_len: int, arrival_ns: int = 0, n: int = 1) -> Request:
+    prompt = TokenStream.from_segment(1, prompt_len)
+    return Request(request_id, arrival_ns, prompt, output_len, output_len, sampling=Sampling(n=n))
+
+
+def tell(
+    request_id: str, scheduler: VllmV0Scheduler, requests: list[Request], aborts: dict[int, str] | None = None
+) -> LifeStory:
+    """Run to the end with steps of 10 ms, `aborts` by step."""
+    story = LifeStory(request_id, scheduler)
+    now = step = 0
+    todo = list(requests)
+    while todo or scheduler.has_work:
+        while todo and todo[0].arrival_ns <= now:
+            arrived = todo.pop(0)
+            rejection = scheduler.submit(arrived)
+            story.on_submit(arrived, rejection and rejection.reason, now)
+        if victim := (aborts or {}).get(step):
+            story.on_abort(victim, scheduler.abort(victim), now)
+        if scheduler.has_work:
+            plan = scheduler.schedule(now)
+            story.on_plan(plan, now)
+            story.on_step(plan, scheduler.complete(plan), now, now + STEP_NS)
+        now += STEP_NS
+        step += 1
+    return story
+
+
+def engine(num_blocks: int, block_size: int = 4, num_host_blocks: int = 0, max_num_seqs: int = 8) -> VllmV0Scheduler:
+    allocator = PagedAllocator(num_blocks, block_size, num_host_blocks=num_host_blocks, free_list="lifo")
+    return VllmV0Scheduler(
+        allocator, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=64, watermark=0.0
+    )
+
+
+def test_two_rivals_that_do_not_fit_together() -> None:
+    # Both prefill 2 blocks; in step 1 A takes the place of B, which needs a third block for 9 tokens.
+    story = tell("B", engine(4), [request("A", 8, 9), request("B", 8, 9)])
+    assert story.text().splitlines() == [
+        "request B",
+        "    0.000000 s  arrives with 8 prompt tokens",
+        "    0.000000 s  is admitted, 2 running",
+        "    0.010000 s  has computed 8 tokens and emits its first token",
+        "    0.010000 s  is preempted: blocks ran out and it is the engine's victim. "
+        "8 stored tokens are thrown out, to be computed again",
+        "    0.090000 s  waited 80.000 ms for free blocks (request 'B' waits and needs 3 blocks, and 0 must stay free "
+        "(watermark); 1 of 4 are free)",
+        "    0.090000 s  is admitted again, 1 running",
+        "    0.100000 s  has computed 9 tokens again and goes on",
+        "    0.170000 s  ends with 9 output tokens, 170.000 ms after its arrival",
+        "in sum: waited 80.000 ms in all, 1 preemption, 8 tokens recomputed, 0 tokens hit",
+    ]
+
+
+def test_who_stands_in_front_and_for_what() -> None:
+    story = tell(
+        "C", engine(8, max_num_seqs=1), [request("A", 4, 3), request("B", 4, 2), request("C", 4, 1, 5_000_000)]
+    )
+    text = story.text()
+    # A has steps 0 to 2, B 3 and 4.
+    assert (
+        "waited 45.000 ms: 40.000 ms for the sequence limit (max_num_seqs = 1), 5.000 ms for the step under way" in text
+    )
+    assert "behind B; 20.000 ms of it at the head of the line" in text
+
+
+def test_samples_swapped_out_and_in() -> None:
+    story = tell("P", engine(5, num_host_blocks=8), [request("G", 4, 9), request("P", 4, 7, n=2)])
+    text = story.text()
+    assert "arrives with 4 prompt tokens, for 2 samples" in text
+    assert "forks 1 child, all sharing its blocks" in text
+    assert "swapped out to the host" in text
+    assert "is swapped in again with 2 sequences and goes on where it was" in text
+    assert "ends with 14 output tokens" in text
+    assert "1 preemption, 0 tokens recomputed" in text
+
+
+def test_rejected_aborted_and_unknown() -> None:
+    assert (
+        "is rejected at once: needs 5 blocks (20 slots), the pool has 4 (16 slots)"
+        in tell("A", engine(4), [request("A", 8, 13)]).text()
+    )
+    aborted = tell("B", engine(4), [request("A", 8, 9), request("B", 8, 9)], aborts={5: "B"}).text()
+    assert "is aborted by its client, with 1 token in hand" in aborted
+    with pytest.raises(KvsimError, match=r"request 'Z' never arrived"):
+        tell("Z", engine(4), [request("A", 8, 9)]).text()
+
+
+def test_many_preemptions_are_summarised() -> None:
+    scheduler = engine(6)
+    story = LifeStory("V", scheduler)
+    story.on_submit(request("V", 8, 40), None, 0)
+    for cycle in range(10):
+        story.num_preemptions = cycle
+        story._tell(cycle * STEP_NS, f"cycle {cycle}")
+    told = [event.text for event in story._told()]
+    assert told[-2:] == ["is preempted 5 times more and comes back each time, within 40.000 ms", "cycle 9"]
+    assert "cycle 4" not in told
