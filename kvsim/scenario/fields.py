@@ -64,9 +64,18 @@ def _integer_key(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number")
-    if not math.isfinite(value):
+    number = _as_float(value)
+    if not math.isfinite(number):
         raise ValueError("must be finite")
-    return float(value)
+    return number
+
+
+def _as_float(value: float) -> float:
+    """As Python reads `1e400`: what is too large is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _rate(value: Any) -> float:
@@ -74,9 +83,10 @@ def _rate(value: Any) -> float:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number of requests per second")
-    if math.isnan(value) or value <= 0:
+    rate = _as_float(value)
+    if math.isnan(rate) or rate <= 0:
         raise ValueError("must be above 0 (requests per second; .inf: all at once)")
-    return float(value)
+    return rate
 
 
 def _boolean(value: Any) -> bool:
