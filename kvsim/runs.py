@@ -181,7 +181,12 @@ UTILIZATION_GAP = 0.1
 
 def _late_warnings(summary: dict[str, Any]) -> Iterable[str]:
     measured, theory = summary["block_utilization"], summary["block_utilization_theory"]
-    if measured is not None and theory is not None and summary["block_size"] > 1 and measured < theory - UTILIZATION_GAP:
+    if (
+        measured is not None
+        and theory is not None
+        and summary["block_size"] > 1
+        and measured < theory - UTILIZATION_GAP
+    ):
         yield (
             f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
             "requests end early, are preempted or aborted"
@@ -190,9 +195,7 @@ def _late_warnings(summary: dict[str, Any]) -> Iterable[str]:
         yield f"{summary['num_rejected']} requests can never be served and were rejected: see reason in requests.csv"
 
 
-def _write(
-    resolved: ResolvedScenario, result: RunResult, options: Options, extras: _Extras, folder: Path
-) -> None:
+def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extras: _Extras, folder: Path) -> None:
     write_json(folder / "summary.json", result.summary)
     (folder / "scenario.yaml").write_text(resolved.to_yaml(), encoding="utf-8")
     if result.step_columns:
@@ -224,7 +227,7 @@ class _Extras:
 
     @property
     def needs_detail(self) -> bool:
-        return self.options.replay or self.options.timeline
+        return self.options.replay
 
     def observers(self, engine: Engine) -> tuple[Observer, ...]:
         """The observers, in the order in which they are told."""
@@ -252,8 +255,14 @@ class _Extras:
 def _replay_of(engine: Engine) -> Observer:
     from kvsim.attention.replay import Replay
 
-    allocator = engine.scheduler.allocator
-    return Replay(allocator.block_size, allocator.num_blocks + 1, allocator.usage().num_host_blocks)
+    allocator: Any = engine.scheduler.allocator
+    window = getattr(allocator, "window_blocks", 0) * allocator.block_size
+    return Replay(
+        allocator.block_size,
+        allocator.num_blocks + 1,
+        allocator.usage().num_host_blocks,
+        sliding_window=window or None,
+    )
 
 
 class _ProgressObserver:

@@ -41,3 +41,10 @@ class RowTable:
         if len(self.chunks) > 1:
             self.chunks = [np.concatenate(self.chunks)]
         return self.chunks[0]
+
+    def column(self, name: str) -> IntArray:
+        """One column of all kept rows, without putting the whole table together; call `take_chunk` first."""
+        if not self.chunks:
+            return np.empty(0, dtype=np.int64)
+        index = self.names.index(name)
+        return np.concatenate([chunk[:, index] for chunk in self.chunks])

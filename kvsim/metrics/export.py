@@ -17,7 +17,7 @@ import numpy as np
 
 from kvsim.metrics.columns import IntArray
 from kvsim.metrics.percentiles import FloatArray
-from kvsim.metrics.recorder import NEVER, STEP_COLUMN, EndedRequests, Recorder
+from kvsim.metrics.recorder import NEVER, STATUS_CODE, STATUSES, STEP_COLUMN, EndedRequests, Recorder
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
@@ -107,14 +107,14 @@ def request_columns(recorder: Recorder) -> dict[str, Column]:
     places = order.tolist()
     arrival, scheduled = field("arrival_ns"), field("first_scheduled_ns")
     first, finish, num_gaps = field("first_token_ns"), field("finish_ns"), field("longest_output") - 1
-    statuses = [ended.statuses[place] for place in places]
-    done = np.array([status == Status.FINISHED for status in statuses], dtype=bool)
+    codes = field("status")
+    done = codes == STATUS_CODE[Status.FINISHED]
     columns: dict[str, Column] = {
         "request_id": [ended.request_ids[place] for place in places],
         "arrival_s": arrival / NS_PER_S,
         "prompt_tokens": field("prompt_tokens"),
         "output_tokens": field("output_tokens"),
-        "status": statuses,
+        "status": [STATUSES[code] for code in codes.tolist()],
         "reason": [ended.reasons[place] for place in places],
         "first_scheduled_s": np.where(scheduled != NEVER, scheduled / NS_PER_S, np.nan),
         "first_token_s": np.where(first != NEVER, first / NS_PER_S, np.nan),

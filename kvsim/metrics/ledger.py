@@ -113,9 +113,11 @@ class Ledger:
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
-        for fork in outcome.forks:
-            self._hold(fork.child, fork.child.num_computed_tokens)
         retained = {seq.seq_id for seq in outcome.retained}
+        for fork in outcome.forks:
+            # A child that ended with its first token never had slots of its own.
+            if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
+                self._hold(fork.child, fork.child.num_computed_tokens)
         for seq in outcome.ended:
             if seq.seq_id in retained:
                 self._retain(seq)

@@ -526,59 +526,79 @@ class Gaps:
             self.on_stop(seq)
 
 
-class EndedRequests:
-    """Finished, rejected and aborted requests as columns of integers, with their texts beside them."""
+STATUSES = (
+    Status.FINISHED.value,
+    Status.REJECTED.value,
+    Status.ABORTED.value,
+    Status.RUNNING.value,
+    Status.WAITING.value,
+    Status.SWAPPED.value,
+    NOT_ARRIVED,
+)
+STATUS_CODE = {status: code for code, status in enumerate(STATUSES)}
 
-    FIELDS = (
-        "index",
+
+class EndedRequests:
+    """Finished, rejected and aborted requests as columns of integers, with their texts beside them.
+
+    Without `keep_rows` only what the summary needs is kept: a few dozen bytes a request.
+    """
+
+    SUMMARY_FIELDS = (
+        "status",
         "arrival_ns",
         "prompt_tokens",
-        "output_tokens",
-        "first_scheduled_ns",
         "first_token_ns",
         "finish_ns",
+        "priority",
+        "longest_output",
+    )
+    FIELDS = (
+        *SUMMARY_FIELDS,
+        "index",
+        "output_tokens",
+        "first_scheduled_ns",
         "num_preemptions",
         "recomputed_tokens",
         "prefix_hit_tokens",
         "num_cow_copies",
         "peak_blocks",
-        "priority",
-        "longest_output",
     )
 
     def __init__(self, *, keep_rows: bool) -> None:
         self.keep_rows = keep_rows
-        self.table = RowTable(self.FIELDS)
+        self.table = RowTable(self.FIELDS if keep_rows else self.SUMMARY_FIELDS)
         self.request_ids: list[str] = []
-        self.statuses: list[str] = []
         self.reasons: list[str] = []
-        self.count: dict[str, int] = {}
+        self.count: dict[str, int] = dict.fromkeys(STATUSES, 0)
 
     def add(self, log: RequestLog, status: str) -> None:
+        """A request is over, or the run is."""
         request = log.request
-        status = str(status)
-        self.count[status] = self.count.get(status, 0) + 1
+        self.count[status] += 1
+        row: tuple[int, ...] = (
+            STATUS_CODE[status],
+            request.arrival_ns,
+            request.prompt_len,
+            log.first_token_ns,
+            log.finish_ns,
+            request.priority,
+            log.longest_output,
+        )
         if self.keep_rows:
             self.request_ids.append(request.request_id)
             self.reasons.append(log.reason)
-        self.statuses.append(status)
-        self.table.rows.append(
-            (
+            row = (
+                *row,
                 log.index,
-                request.arrival_ns,
-                request.prompt_len,
                 log.num_output_tokens,
                 log.first_scheduled_ns,
-                log.first_token_ns,
-                log.finish_ns,
                 log.num_preemptions,
                 log.num_recomputed_tokens,
                 log.prefix_hit_tokens,
                 log.num_cow_copies,
                 log.peak_blocks,
-                request.priority,
-                log.longest_output,
             )
-        )
+        self.table.rows.append(row)
         if len(self.table.rows) >= CHUNK_ROWS:
             self.table.take_chunk()

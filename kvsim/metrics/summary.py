@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.metrics.columns import IntArray
 from kvsim.metrics.percentiles import FloatArray, describe
-from kvsim.metrics.recorder import NEVER, NOT_ARRIVED, EndedRequests, Recorder
+from kvsim.metrics.recorder import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests, Recorder
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
@@ -67,13 +67,13 @@ class RequestColumns:
 
     def __init__(self, ended: EndedRequests) -> None:
         ended.table.take_chunk()
-        self.matrix: IntArray = ended.table.matrix()
-        self.completed = np.array([status == Status.FINISHED for status in ended.statuses], dtype=bool)
-        self.arrived = np.array([status != NOT_ARRIVED for status in ended.statuses], dtype=bool)
+        self._table = ended.table
+        status = ended.table.column("status")
+        self.completed = status == STATUS_CODE[Status.FINISHED]
+        self.arrived = status != STATUS_CODE[NOT_ARRIVED]
 
     def __getitem__(self, name: str) -> IntArray:
-        values: IntArray = self.matrix[:, EndedRequests.FIELDS.index(name)]
-        return values
+        return self._table.column(name)
 
     def of_completed(self, name: str) -> IntArray:
         values: IntArray = self[name][self.completed]
@@ -151,12 +151,12 @@ def _rate(amount: int, duration_s: float) -> float | None:
 
 def _latencies(requests: RequestColumns, recorder: Recorder) -> dict[str, Any]:
     recorder.gaps.table.take_chunk()
-    gaps = recorder.gaps.table.matrix()
+    gap_ns, gap_counts = recorder.gaps.table.column("gap_ns"), recorder.gaps.table.column("count")
     tpot = requests.tpot_ns()
     samples: dict[str, tuple[FloatArray, IntArray | None]] = {
         "ttft": (requests.ttft_ns().astype(np.float64), None),
         "tpot": (tpot[~np.isnan(tpot)], None),
-        "itl": (gaps[:, 0].astype(np.float64), gaps[:, 1]),
+        "itl": (gap_ns.astype(np.float64), gap_counts),
         "e2el": (requests.e2el_ns().astype(np.float64), None),
     }
     result: dict[str, Any] = {}

@@ -37,7 +37,7 @@ class Deadlock(KvsimError):
 
 
 def changes_nothing(plan: StepPlan) -> bool:
-    """The plan computes nothing and moved nobody: time cannot pass by it."""
+    """The plan computes nothing and moved nobody: time cannot pass by it. Its scheduler still wants it completed."""
     return plan.is_empty and not plan.preempted and not plan.rejected
 
 
@@ -79,6 +79,7 @@ class Server:
             for notify in on_plan:
                 notify(plan, start_ns)
             if changes_nothing(plan):
+                complete(plan)
                 yield env.timeout(self._next_event_ns() - start_ns)
                 continue
             yield env.timeout(step_ns(plan.shape))
@@ -171,6 +172,8 @@ class AsyncServer(Server):
                 self._apply(in_flight, now, now + duration_ns)
             elif runs is None:
                 yield env.timeout(self._next_event_ns() - now)
+            if runs is None:
+                scheduler.complete(plan)
             in_flight = runs
 
     def _apply(self, plan: StepPlan, start_ns: Ns, end_ns: Ns) -> None:

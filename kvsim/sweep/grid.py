@@ -1,0 +1,137 @@
+"""Which scenarios a sweep runs: keys, their values, seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim import __version__
+from kvsim.scenario.resolve import ResolvedScenario
+from kvsim.scenario.schema import Sweep
+from kvsim.scenario.yaml_loader import parse_scalar
+from kvsim.types import ScenarioError
+
+MAX_POINTS = 100_000
+RANGE_SLACK = 1e-9
+"""Ends of ranges are met within this share of a step: 0:1:0.1 has eleven values."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scenario of a sweep: the varied keys with their values, the seed, and the scenario in full.
+
+    `scenario` is None where the values contradict each other; `error` says why.
+    """
+
+    index: int
+    values: dict[str, Any]
+    seed: int
+    scenario: ResolvedScenario | None = None
+    error: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names the point's file: two points with the same scenario, program version and place are the same."""
+        text = self.error if self.scenario is None else self.scenario.to_yaml()
+        digest = hashlib.sha256(f"{__version__}\n{self.index}\n{self.seed}\n{text}".encode()).hexdigest()
+        return f"{self.index:05d}-{digest[:16]}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The first columns of its row."""
+        return {**self.values, "seed": self.seed}
+
+
+def make_grid(
+    base: ResolvedScenario,
+    vary: Mapping[str, Sequence[Any]],
+    *,
+    seeds: Sequence[int],
+    is_zipped: bool = False,
+) -> list[Point]:
+    """Every combination of the values (or, zipped, the lists side by side), each with every seed.
+
+    Raises ScenarioError for a key that no scenario has, and if no point at all makes sense.
+    """
+    combinations = list(_combinations(vary, is_zipped))
+    if len(combinations) * len(seeds) > MAX_POINTS:
+        raise ScenarioError(f"sweep: has {len(combinations) * len(seeds):,} points; at most {MAX_POINTS:,} are run")
+    points: list[Point] = []
+    for values in combinations:
+        for seed in seeds:
+            points.append(_point(base, len(points), values, seed))
+    if points and all(point.scenario is None for point in points):
+        raise ScenarioError(points[0].error)
+    return points
+
+
+def _point(base: ResolvedScenario, index: int, values: dict[str, Any], seed: int) -> Point:
+    try:
+        return Point(index, values, seed, base.with_values({**values, "seed": seed}))
+    except ScenarioError as error:
+        return Point(index, values, seed, None, str(error))
+
+
+def _combinations(vary: Mapping[str, Sequence[Any]], is_zipped: bool) -> Iterable[dict[str, Any]]:
+    names, lists = list(vary), list(vary.values())
+    if is_zipped and len({len(values) for values in lists}) > 1:
+        sizes = ", ".join(f"{name} has {len(values)}" for name, values in vary.items())
+        raise ScenarioError(f"sweep: lists side by side must be equally long: {sizes}; or leave out zip")
+    rows = zip(*lists, strict=True) if is_zipped else itertools.product(*lists)
+    return (dict(zip(names, row, strict=True)) for row in rows)
+
+
+def seeds_of(given: int | Sequence[int], first: int) -> tuple[int, ...]:
+    """`5` is the scenario's own seed and the four after it; a list is itself. Raises ScenarioError."""
+    if isinstance(given, int):
+        if given < 1:
+            raise ScenarioError(f"seeds is {given}; at least 1 is needed")
+        return tuple(range(first, first + given))
+    return tuple(dict.fromkeys(given))
+
+
+def parse_vary(text: str) -> tuple[str, list[Any]]:
+    """`key=8,16,32` or `key=1:10:1` (both ends included). Raises ScenarioError."""
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise ScenarioError(f"--vary {text}: must be key=values, such as --vary allocator.block_size=8,16,32")
+    return name.strip(), values_of(values, f"--vary {text}")
+
+
+def values_of(given: Any, where: str) -> list[Any]:
+    """A list, `a,b,c`, `low:high:step` or a single value as a list. Raises ScenarioError."""
+    if isinstance(given, list | tuple):
+        values = list(given)
+    elif isinstance(given, str) and given.count(":") == 2 and "," not in given:
+        values = _range(given, where)
+    elif isinstance(given, str):
+        values = [parse_scalar(part.strip()) for part in given.split(",")]
+    else:
+        values = [given]
+    if not values or any(value is None or value == "" for value in values):
+        raise ScenarioError(f"{where}: has an empty value; give values with commas between, or low:high:step")
+    return values
+
+
+def _range(text: str, where: str) -> list[Any]:
+    ends = [parse_scalar(part.strip()) for part in text.split(":")]
+    if not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
+        raise ScenarioError(f"{where}: {text!r} is no range of numbers; write low:high:step, such as 1:10:1")
+    low, high, step = ends
+    if step <= 0 or high < low:
+        raise ScenarioError(f"{where}: {text!r}: low must not exceed high, and the step must be above 0")
+    count = math.floor((high - low) / step + RANGE_SLACK) + 1
+    if count > MAX_POINTS:
+        raise ScenarioError(f"{where}: {text!r} has {count:,} values; at most {MAX_POINTS:,} points are run")
+    is_whole = all(isinstance(end, int) for end in ends)
+    values = [low + index * step for index in range(count)]
+    return values if is_whole else [float(f"{value:.12g}") for value in values]
+
+
+def vary_of(block: Sweep) -> dict[str, list[Any]]:
+    """What a scenario's own `sweep:` block varies."""
+    return {name: values_of(given, f"sweep.vary.{name}") for name, given in block.vary.items()}
