@@ -44,9 +44,9 @@ def command(
     point is kept at once: the same command goes on where it was stopped. Exit code 1 if a point failed.
     """
     from kvsim.scenario.resolve import load_scenario
-    from kvsim.sweep import sweep
-    from kvsim.sweep.grid import parse_vary
-    from kvsim.sweep.tables import aggregate
+    from kvsim.sweeps import sweep
+    from kvsim.sweeps.grid import parse_vary
+    from kvsim.sweeps.tables import aggregate
 
     resolved = load_scenario(scenario, sets)
     folder = Path("results", resolved.scenario.name) if out is None else out

@@ -1,5 +1,5 @@
 """Grids of scenarios: the same workload and seeds at every point, resumable, on one machine or on a cluster."""
 
-from kvsim.sweep.run import SweepResult, sweep
+from kvsim.sweeps.run import SweepResult, sweep
 
 __all__ = ["SweepResult", "sweep"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.metrics.export import write_records
-from kvsim.sweep.grid import Point
-from kvsim.sweep.store import write_whole
-from kvsim.sweep.work import Done
+from kvsim.sweeps.grid import Point
+from kvsim.sweeps.store import write_whole
+from kvsim.sweeps.work import Done
 
 CONFIDENCE = 0.95
 

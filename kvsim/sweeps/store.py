@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvsim.sweep.grid import Point
-from kvsim.sweep.work import Done
+from kvsim.sweeps.grid import Point
+from kvsim.sweeps.work import Done
 from kvsim.types import ScenarioError
 
 POINTS = "points"

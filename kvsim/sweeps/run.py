@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
-from kvsim.sweep.executors import dask_executor, default_jobs, local_executor
-from kvsim.sweep.grid import Point, make_grid, seeds_of, values_of, vary_of
-from kvsim.sweep.store import PointStore
-from kvsim.sweep.tables import aggregate, rows_of, write_tables
-from kvsim.sweep.work import Done, Task, work
+from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
+from kvsim.sweeps.grid import Point, make_grid, seeds_of, values_of, vary_of
+from kvsim.sweeps.store import PointStore
+from kvsim.sweeps.tables import aggregate, rows_of, write_tables
+from kvsim.sweeps.work import Done, Task, work
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
