@@ -61,8 +61,13 @@ class TokenStream:
         Neighbouring slices of one text are merged, so that the cutting into pieces does not show.
         Costs O(pieces touched), not O(tokens), except for literal ids.
         """
-        parts: list[tuple[int, ...]] = []
         index = bisect_right(self._ends, start)
+        if index < len(self.pieces) and start < stop <= self._ends[index]:
+            # Most blocks of a synthetic text lie within one segment.
+            piece = self.pieces[index]
+            if isinstance(piece, Segment):
+                return ((piece.source, piece.start + start - self._ends[index] + piece.length, stop - start),)
+        parts: list[tuple[int, ...]] = []
         while start < stop and index < len(self.pieces):
             piece, piece_end = self.pieces[index], self._ends[index]
             piece_start = piece_end - _piece_len(piece)

@@ -62,29 +62,23 @@ class PlainLifo(list[BlockId]):
     take = list.pop
 
 
-class LinkedFreeList:
+class LinkedFreeList(OrderedDict[BlockId, None]):
     """`fifo` or `lifo` order over a linked list, so that a hit leaves the middle in O(1)."""
 
     def __init__(self, block_ids: Iterable[BlockId], *, is_fifo: bool) -> None:
-        self._blocks: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
+        super().__init__(dict.fromkeys(block_ids))
         self._is_lifo = not is_fifo
         self.is_tail_first = is_fifo
 
     def take(self) -> BlockId:
-        return self._blocks.popitem(last=self._is_lifo)[0]
+        return self.popitem(last=self._is_lifo)[0]
 
-    def extend(self, block_ids: Sequence[BlockId]) -> None:
+    def extend(self, block_ids: Sequence[BlockId], /) -> None:
         for block_id in block_ids:
-            self._blocks[block_id] = None
+            self[block_id] = None
 
-    def remove(self, block_id: BlockId) -> None:
-        del self._blocks[block_id]
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._blocks)
+    def remove(self, block_id: BlockId, /) -> None:
+        del self[block_id]
 
 
 class LruFreeList:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvsim.memory.audit import audit
 from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable, Slot, slot_of
-from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
+from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, Link, PrefixMatch, Transfer, Usage
 from kvsim.memory.journal import Journal, JournaledPool
 from kvsim.memory.prefix_cache import PrefixIndex
 from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
@@ -236,22 +236,19 @@ class PagedAllocator:
         if num_tokens > table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, {num_tokens} are registered")
         num_full = table.keys.num_full_blocks(num_tokens)
-        node = table.node or self.index.root
-        for index in range(table.num_registered, num_full):
-            num_hashed = self.index.num_hashed
-            node = self.index.add(table.block_ids[index], node, table.keys.link(index))
-            if self.journal is not None and self.index.num_hashed > num_hashed:
-                self.journal.record("cached", table.block_ids[index], self._ref[table.block_ids[index]])
-            table.node = node
-            table.num_registered = index + 1
+        for place in range(table.num_registered, num_full):
+            self._register_block(table, place, table.keys.link(place))
 
     def unregister(self, seq_id: SeqId, num_tokens: int) -> None:
-        """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all."""
+        """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all.
+
+        To be called before anyone can have found those blocks.
+        """
         table = self._table(seq_id)
         while table.num_registered > num_tokens // self.block_size:
             table.num_registered -= 1
-            node = table.node
-            table.node = node.parent if node is not None else None
+            if table.node is not None:
+                table.node = table.node.parent
             self.index.drop(table.block_ids[table.num_registered])
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
@@ -465,6 +462,14 @@ class PagedAllocator:
     def _num_idle(self, block_ids: Iterable[BlockId]) -> int:
         ref = self._ref
         return sum(1 for block_id in block_ids if not ref[block_id])
+
+    def _register_block(self, table: BlockTable, place: int, link: Link) -> None:
+        block_id = table.block_ids[place]
+        is_new = not self.index.has_text(block_id)
+        table.node = self.index.add(block_id, table.node or self.index.root, link)
+        table.num_registered = place + 1
+        if is_new and self.journal is not None:
+            self.journal.record("cached", block_id, self._ref[block_id])
 
     def _reference(self, block_id: BlockId) -> None:
         """One more table reads a cached block."""

@@ -32,22 +32,25 @@ class PrefixKeys:
     is said at each `match_prefix` and `register`. Keys cost O(1) per block for segments.
     """
 
-    __slots__ = ("_block_size", "_keys", "_links", "_namespace", "_stream")
+    __slots__ = ("_block_size", "_keys", "_links", "_namespace", "_num_blocks", "_stream")
 
     def __init__(self, stream: TokenStream, namespace: NamespaceLike | None, block_size: int) -> None:
         self._stream = stream
         self._namespace = _namespace_ints(namespace)
         self._block_size = block_size
+        self._num_blocks = len(stream) // block_size
         self._links: list[Link] = []
         self._keys: list[int] = []
 
     def num_full_blocks(self, num_tokens: int) -> int:
         """Whole blocks among the first `num_tokens` tokens of the text."""
-        return min(num_tokens, len(self._stream)) // self._block_size
+        return min(num_tokens // self._block_size, self._num_blocks)
 
     def link(self, block_index: int) -> Link:
         """What block `block_index` adds; equal links up to k mean equal text and namespace up to k, and vice versa."""
         links = self._links
+        if block_index < len(links):
+            return links[block_index]
         while len(links) <= block_index:
             start = len(links) * self._block_size
             content = self._stream.content(start, start + self._block_size)
