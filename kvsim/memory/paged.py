@@ -157,6 +157,7 @@ class PagedAllocator:
         return len(self._distinct(self._swapped_table(seq_id) for seq_id in seq_ids))
 
     def match_prefix(self, keys: KeyChain, num_tokens: int) -> PrefixMatch:
+        """The longest cached prefix in whole blocks of the first `num_tokens - 1` tokens; changes nothing."""
         if not self.enable_prefix_caching or num_tokens < 1:
             return NO_MATCH
         found = self.index.find(keys, (num_tokens - 1) // self.block_size)
@@ -200,6 +201,10 @@ class PagedAllocator:
         self.num_queried_tokens += prefix.num_queried
 
     def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
+        """Store `num_tokens` more tokens; returns the copies to execute before they are written.
+
+        Raises OutOfBlocks, or AllocatorError for an unknown or swapped sequence; nothing is changed then.
+        """
         try:
             table = self._tables[seq_id]
         except KeyError:
@@ -252,6 +257,7 @@ class PagedAllocator:
             self.index.drop(table.block_ids[table.num_registered])
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
+        """Let the child share every block of the parent, on the device where that is; takes no block."""
         is_swapped = parent_id in self._swapped
         parent = self._swapped[parent_id] if is_swapped else self._table(parent_id)
         self._check_new(child_id)
@@ -267,6 +273,7 @@ class PagedAllocator:
         (self._swapped if is_swapped else self._tables)[child_id] = child
 
     def free(self, seq_id: SeqId) -> None:
+        """Drop the sequence's references on either device. Raises AllocatorError if it has none."""
         if seq_id in self._tables:
             self._release(self._tables.pop(seq_id))
         elif seq_id in self._swapped:
@@ -275,6 +282,7 @@ class PagedAllocator:
             raise self._no_table(seq_id)
 
     def swap_out(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
+        """Move the sequences to the host, sharing among them kept; None if it has no room."""
         tables = self._each(seq_ids, self._table)
         if len(self._distinct(tables)) > len(self.host.free):
             return None
@@ -292,6 +300,7 @@ class PagedAllocator:
         return moved.transfer
 
     def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
+        """Move the sequences back into newly taken blocks; None if they do not fit."""
         tables = self._each(seq_ids, self._swapped_table)
         if len(self._distinct(tables)) > len(self.pool.free):
             return None
@@ -307,6 +316,7 @@ class PagedAllocator:
         return moved.transfer
 
     def has_table(self, seq_id: SeqId) -> bool:
+        """It holds blocks, on either device."""
         return seq_id in self._tables or seq_id in self._swapped
 
     def is_swapped(self, seq_id: SeqId) -> bool:
@@ -318,9 +328,11 @@ class PagedAllocator:
         return (*self._tables, *self._swapped)
 
     def num_tokens(self, seq_id: SeqId) -> int:
+        """Tokens stored, as far as the allocator was told."""
         return self._any_table(seq_id).num_tokens
 
     def num_slots(self, seq_id: SeqId) -> int:
+        """Table length x block size."""
         return len(self._any_table(seq_id).block_ids) * self.block_size
 
     def block_table(self, seq_id: SeqId) -> tuple[BlockId, ...]:
@@ -344,6 +356,7 @@ class PagedAllocator:
             )
 
     def ref_count(self, block_id: BlockId) -> int:
+        """References to a GPU block."""
         return self.pool.ref[block_id]
 
     def host_ref_count(self, block_id: BlockId) -> int:
@@ -384,6 +397,7 @@ class PagedAllocator:
         return evicted
 
     def usage(self) -> Usage:
+        """Counts at this instant; O(1)."""
         num_free = len(self.pool.free)
         return Usage(
             num_blocks=self.pool.num_blocks,
@@ -398,6 +412,7 @@ class PagedAllocator:
         )
 
     def audit(self) -> None:
+        """Recompute every memory law from scratch. Raises LawViolation."""
         audit(self)
 
     def _ceil(self, num_tokens: int) -> int:
