@@ -14,7 +14,7 @@ from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import Ns
+from kvsim.types import Ns, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -122,6 +122,29 @@ def compare_resolved(
 
             write_compare_report(folder, runs)
     return compared
+
+
+def tell_life(resolved: ResolvedScenario, request_id: str) -> str:
+    """Run the scenario for the sake of one request and tell its life. Raises ScenarioError if there is none."""
+    from kvsim.explain import LifeStory
+    from kvsim.registry import build
+    from kvsim.sim.run import simulate
+
+    engine = build(resolved.scenario)
+    story = LifeStory(request_id, engine.scheduler)
+    simulation = simulate(
+        engine.scheduler,
+        engine.cost,
+        engine.source,
+        horizon_ns=resolved.scenario.horizon,
+        record=("requests",),
+        observers=(story,),
+    )
+    if story.request is None:
+        ids = simulation.recorder.ended.request_ids
+        shown = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
+        raise ScenarioError(f"--request {request_id}: no request has that id; this workload has {shown}")
+    return story.text()
 
 
 def _simulate(resolved: ResolvedScenario, options: Options, folder: Path | None) -> RunResult:
