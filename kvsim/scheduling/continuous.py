@@ -60,7 +60,11 @@ class ContinuousScheduler(TokenEmission):
 
     def _continue_running(self, step: PlanBuilder) -> None:
         due = self._due(step)
-        start = self._cross_many(due, step) if self._only_cross and not self.stepwise else 0
+        start = 0
+        if not self.stepwise:
+            self.num_fast_steps += 1
+            if self._only_cross:
+                start = self._cross_many(due, step)
         for seq in due[start:]:
             if seq.status is not Status.RUNNING:
                 continue
@@ -319,7 +323,7 @@ class ContinuousScheduler(TokenEmission):
                 return False
             num_tokens = step.budget
         end = prefix.num_tokens + num_tokens
-        if not self._has_room(group, known if self.admits_full_prompt else end, prefix, step):
+        if not self._has_room(group, self._num_gate_tokens(group) if self.admits_full_prompt else end, prefix, step):
             step.waits_for_memory = True
             return False
         self.waiting.pop_head()
@@ -331,6 +335,13 @@ class ContinuousScheduler(TokenEmission):
         is_last = end == leader.prompt_len + leader.num_output_tokens
         step.prefills.append(PrefillChunk(leader, prefix.num_tokens, num_tokens, is_last))
         return True
+
+    def _num_gate_tokens(self, group: Group) -> int:
+        """What whole-prompt admission asks room for: all known tokens, of siblings that will fork again as well."""
+        longest = max(seq.num_tokens for seq in group.members) if group.unforked else 0
+        if longest <= group.request.prompt_len:
+            return group.num_known_tokens
+        return self._num_worst_blocks(group, longest) * self.allocator.block_size
 
     def _match(self, seq: Sequence, num_known: int) -> PrefixMatch:
         if not self.enable_prefix_caching:
@@ -383,16 +394,18 @@ class ContinuousScheduler(TokenEmission):
     def _end_step(self, step: PlanBuilder) -> StepPlan:
         """Count the step's tokens as stored, and write the plan down."""
         calendar = self.calendar
-        context = self._count_stored(step) if step.prefills or step.decodes else 0
-        if step.is_decode_tick:
+        has_entries = bool(step.prefills or step.decodes)
+        context = self._count_stored(step) if has_entries else 0
+        if step.is_decode_tick and (has_entries or calendar.num_seqs):
             step.num_bulk = calendar.num_seqs
             calendar.advance()
             context += calendar.context_tokens
         decodes = self._list_decodes(step) if self.detail or not self.uses_calendar else None
         updates = self._list_updates(step) if self.detail else ()
-        if step.prefills or step.decodes:
+        if has_entries:
             self._note_step(step)
-        self._in_flight.append(step)
+        if has_entries or step.num_bulk:
+            self._in_flight.append(step)
         return step.build(
             context,
             self.num_table_entries,

@@ -14,7 +14,8 @@ class TokenEmission(EngineState):
     """The second half of an iteration."""
 
     def complete(self, plan: StepPlan) -> StepOutcome:
-        return self._apply(self._in_flight.popleft())
+        """Apply the oldest plan that is not applied yet; a plan in which nothing runs may be left out."""
+        return StepOutcome() if plan.is_empty else self._apply(self._in_flight.popleft())
 
     def _apply(self, step: PlanBuilder) -> StepOutcome:
         """Emit the tokens of a step: forks, joins, ends."""

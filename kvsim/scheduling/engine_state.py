@@ -109,6 +109,8 @@ class EngineState:
         self.num_seats = 0
         self.num_table_entries = 0
         self.num_steps = 0
+        self.num_fast_steps = 0
+        """Steps in which the calendar alone said who is due."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_requeried_tokens = 0

@@ -76,9 +76,9 @@ class VllmV1Scheduler(ContinuousScheduler):
 
     def _reset(self, seq: Sequence) -> None:
         """A victim that had its turn computes nothing in this step, so nobody may hit the blocks it registered."""
-        unregister = getattr(self.allocator, "unregister", None)
-        if unregister is not None and self.enable_prefix_caching and not self.upstream_faults:
-            unregister(seq.seq_id, seq.num_computed_tokens)
+        if self.enable_prefix_caching and not self.upstream_faults:
+            allocator: Any = self.allocator
+            allocator.unregister(seq.seq_id, seq.num_computed_tokens)
         super()._reset(seq)
 
     def _note_planned(self, seq: Sequence, end: int) -> None:

@@ -52,7 +52,8 @@ def draw_scenario(seed: int, engine: str) -> Scenario:
     if is_v1:
         memory |= {"free_list": "lru", "null_block": True}
     else:
-        memory |= {"num_host_blocks": rng.choice([0, 3, num_blocks, 2 * num_blocks]), "free_list": rng.choice(["fifo", "lifo", "lru"])}
+        memory["num_host_blocks"] = rng.choice([0, 3, num_blocks, 2 * num_blocks])
+        memory["free_list"] = rng.choice(["fifo", "lifo", "lru"])
     max_num_seqs = rng.choice([3, 4, 6, 12])
     chunked = rng.random() < 0.8
     slots = num_blocks * block_size

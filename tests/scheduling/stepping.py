@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from kvsim.memory.paged import PagedAllocator
@@ -78,7 +79,7 @@ class Run:
 
     def gaps(self, request_id: str) -> list[float]:
         times = self.token_times[request_id]
-        return [round(later - earlier, 6) for earlier, later in zip(times, times[1:], strict=False)]
+        return [round(later - earlier, 6) for earlier, later in pairwise(times)]
 
 
 def drive(
