@@ -144,6 +144,7 @@ EDITS = [
         "model.dtype: is 'float17'",
         "did you mean float16?",
     ),
+    ("gpu: a100-80gb", "gpu: a100-81gb", "gpu: unknown GPU 'a100-81gb'", "did you mean a100-80gb"),
     ("gpu: a100-80gb", "gpu: {memory: 0}", "gpu.memory: is 0", "above 0"),
     ("gpu: a100-80gb", "gpu: {}", "gpu.memory: is missing", "give it a value"),
     ("name: chat", "name: ../../etc", "name: is '../../etc'", "no slash"),
@@ -417,6 +418,21 @@ def test_several_problems_are_told_at_once(here: Path, capsys: pytest.CaptureFix
     Path("s.yaml").write_text(text)
     error = assert_refused(capsys, ["validate", "s.yaml"], "s.yaml:7:13", "s.yaml:8:13")
     assert len(error.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize("engine", ["orca-max", "static", "vllm-v1", "vllm-v1-async"])
+def test_no_beam_search_there(here: Path, capsys: pytest.CaptureFixture[str], engine: str) -> None:
+    Path("s.yaml").write_text(replaced("{n: 1}", "{beam_width: 4}"))
+    args = ["run", "s.yaml", "--engine", engine]
+    assert_refused(capsys, args, "workload.sampling.beam_width: is 4", "no beam search", "use engine paged or vllm-v0")
+
+
+def test_a_prompt_step_holds_a_whole_prompt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit is the model's where the scenario gives none."""
+    text = replaced(", max_model_len: 2048", "").replace("8192", "2048")
+    Path("s.yaml").write_text(text)
+    args = ["validate", "s.yaml", "--engine", "vllm-v0"]
+    assert_refused(capsys, args, "max_num_batched_tokens: is 2048", "at least max_model_len (4096)")
 
 
 def test_json_goes_nowhere_on_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,16 +36,17 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None) ->
     return "\n".join(text)
 
 
-def list_files(folder: Path, depth: int = 1) -> str:
-    """The files of a results folder on a few lines: tables, then pictures, then the rest."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def list_files(folder: Path) -> str:
+    """What lies in a results folder, on a few lines: its files by kind, then the folders in it."""
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
     kinds = {"tables": (".csv",), "pictures": (".png", ".svg"), "figures": (".json",), "pages": (".html",)}
     lines = []
     for kind, suffixes in kinds.items():
-        chosen = [name for name in names if name.endswith(suffixes)]
-        if chosen:
-            shown = chosen if len(chosen) <= 6 else [*chosen[:5], f"... ({len(chosen)} in all)"]
-            lines.append(f"  {kind:9} {', '.join(shown)}")
+        if chosen := [name for name in files if name.endswith(suffixes)]:
+            lines.append(f"  {kind:9} {', '.join(chosen)}")
+    if folders:
+        lines.append(f"  {'folders':9} {', '.join(folders)} (each with its own tables and pictures)")
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvsim.scenario.fields import Custom
 from kvsim.scenario.layout import blocks, keys_at
@@ -37,14 +37,21 @@ class Finding(NamedTuple):
     is_fatal: bool = True
 
 
+Check: TypeAlias = Callable[[Scenario], Iterator[Finding]]
+
+
 def check_sense(resolved: ResolvedScenario) -> tuple[str, ...]:
     """The scenario's warnings. Raises ScenarioError with everything that cannot be right."""
-    scenario = resolved.scenario
-    findings = [finding for check in CHECKS for finding in check(scenario)]
+    # Without a pool the other checks have nothing to stand on.
+    return tuple(text for checks in ((_memory_is_there,), CHECKS) for text in _told(resolved, checks))
+
+
+def _told(resolved: ResolvedScenario, checks: tuple[Check, ...]) -> list[str]:
+    findings = [finding for check in checks for finding in check(resolved.scenario)]
     told = [(f"{resolved.where(key)}: {dotted(key)}: {text}", is_fatal) for key, text, is_fatal in findings]
     if fatal := [text for text, is_fatal in told if is_fatal]:
         raise ScenarioError(join(fatal))
-    return tuple(text for text, _ in told)
+    return [text for text, _ in told]
 
 
 def longest_prompt(workload: Workload) -> int | None:
@@ -65,7 +72,7 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
     pool = Pool(scenario)
     asked: tuple[tuple[Key, Callable[[], object]], ...] = (
         (("model",), lambda: pool.geometry),
-        (("gpu",), lambda: None if _gives_memory(scenario) else pool.gpu),
+        (("gpu",), lambda: pool.gpu),
         (("tensor_parallel_size",), lambda: pool.bytes_per_token),
         (("memory",), lambda: pool.num_blocks),
     )
@@ -109,11 +116,6 @@ def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
         yield Finding(("scheduler", "max_model_len"), text, False)
     if pool.max_model_len is None and getattr(scenario.scheduler, "reservation", None) is not None:
         yield Finding(("scheduler", "max_model_len"), "is not given and the model has none; a reservation needs it")
-
-
-def _gives_memory(scenario: Scenario) -> bool:
-    memory = scenario.memory
-    return memory.kv_cache_memory_bytes is not None or memory.num_gpu_blocks_override is not None
 
 
 def _profile_exists(scenario: Scenario) -> Iterator[Finding]:
@@ -162,10 +164,9 @@ def _budget_fits(scenario: Scenario) -> Iterator[Finding]:
     if isinstance(scheduler, VllmV1Scheduler | StaticScheduler) and budget < scheduler.max_num_seqs:
         yield Finding(key, f"is {budget}; must be at least max_num_seqs ({scheduler.max_num_seqs})")
     if isinstance(scheduler, VllmV0Scheduler):
-        if scheduler.max_model_len is not None and budget < scheduler.max_model_len:
-            yield Finding(
-                key, f"is {budget}; must be at least max_model_len ({scheduler.max_model_len}): prompts run whole"
-            )
+        limit = Pool(scenario).max_model_len
+        if limit is not None and budget < limit and not scenario.upstream_faults:
+            yield Finding(key, f"is {budget}; must be at least max_model_len ({limit}): prompts run whole")
     elif not getattr(scheduler, "enable_chunked_prefill", True):
         yield from _whole_prompts_fit(scenario, budget)
 
@@ -196,6 +197,26 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
                 ("workload", "sampling", name),
                 f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): no request could run",
             )
+
+
+def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
+    workload, scheduler = scenario.workload, scenario.scheduler
+    if isinstance(workload, Custom):
+        return
+    sampling = workload.sampling
+    if sampling.beam_width > 0:
+        engine = None
+        if isinstance(scenario.allocator, ContiguousMemory):
+            engine = "contiguous memory, which cannot share blocks, has"
+        elif isinstance(scheduler, VllmV1Scheduler):
+            engine = f"the {scheduler.type} scheduler has"
+        if engine is not None:
+            text = f"is {sampling.beam_width}, and {engine} no beam search: use engine paged or vllm-v0, or n"
+            yield Finding(("workload", "sampling", "beam_width"), text)
+    if workload.sessions is not None and max(sampling.n, sampling.beam_width) > 1:
+        yield Finding(
+            ("workload", "sampling"), "is for single requests: a session goes on with one answer; leave it out"
+        )
 
 
 def _lengths_can_be_drawn(scenario: Scenario) -> Iterator[Finding]:
@@ -244,13 +265,13 @@ def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
     return (length, length) if isinstance(length, int) else length
 
 
-CHECKS = (
-    _memory_is_there,
+CHECKS: tuple[Check, ...] = (
     _profile_exists,
     _parts_fit_each_other,
     _window_fits,
     _budget_fits,
     _width_fits,
+    _decoding_fits,
     _lengths_can_be_drawn,
     _requests_fit_model,
     _sweep_varies_known_keys,
