@@ -22,6 +22,8 @@ MIN_ROWS = 8
 _MIN_ROWS_FOR_CORRECTION = 12
 _LOG_PARAM_SPAN = 7.0
 _NUM_STARTS = 3
+_MAX_LOG_SCALE = 0.0
+"""A correction varies over one doubling of a feature at least: measurements are that far apart."""
 _OUTLIER_LOG_ERROR = 0.4
 _OUTLIER_SPREADS = 8.0
 
@@ -257,7 +259,7 @@ def _choose_correction(features: np.ndarray, log_ratio: np.ndarray) -> _Correcti
 
     def spec_of(kind: str, logs: np.ndarray) -> _CorrectionSpec:
         scales = np.ones(len(varies))
-        scales[varies] = np.exp(np.clip(logs[:-1], -5.0, 2.0))
+        scales[varies] = np.exp(np.clip(logs[:-1], -5.0, _MAX_LOG_SCALE))
         return _CorrectionSpec(kind, tuple(scales), float(np.exp(np.clip(logs[-1], -9.0, 1.0))))
 
     def objective(kind: str) -> Callable[[np.ndarray], float]:

@@ -7,6 +7,7 @@ positive and fitted in the logarithm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,13 +24,21 @@ _US_PER_FLOP_AT_1_TFLOPS = 1e-6
 def smooth_max(sharpness: float, *terms: Any) -> Any:
     """(x^p + y^p + ...)^(1/p) with p = 1 + sharpness: the sum at p = 1, the maximum as p grows."""
     power = 1.0 + sharpness
-    largest = np.maximum.reduce(np.broadcast_arrays(*terms))
-    largest = np.maximum(largest, 1e-12)
+    largest = _maximum(1e-12, *terms)
     return largest * sum((term / largest) ** power for term in terms) ** (1.0 / power)
 
 
+def _maximum(*values: Any) -> Any:
+    """The largest, of numbers (fast: the simulation asks for one step at a time) or of arrays."""
+    if any(isinstance(value, np.ndarray) for value in values):
+        return np.maximum.reduce(np.broadcast_arrays(*values))
+    return max(values)
+
+
 def _tiles(count: Any, tile: float) -> Any:
-    return np.ceil(np.maximum(count, 1) / tile)
+    if isinstance(count, np.ndarray):
+        return np.ceil(np.maximum(count, 1) / tile)
+    return math.ceil(max(count, 1) / tile)
 
 
 def gemm_us(p: Params, c: Columns) -> Any:
@@ -81,7 +90,7 @@ def mixed_attention_us(p: Params, c: Columns) -> Any:
     decode_tiles = b * heads * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
     moved = 2.0 * (b * ctx + chunks * (s + prefix)) * kv * dim * c["kv_bytes"]
     memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
-    serial = _tiles(np.maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
+    serial = _tiles(_maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
     return p["launch_us"] + smooth_max(p["sharpness"], compute + decode_tiles, memory, serial)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.cost.fit import OpFit
+from kvsim.cost.forms import FORMS
 from kvsim.cost.profile import Profile
 from kvsim.cost.shapes import Matrix, ModelShapes
 from kvsim.types import ScenarioError
@@ -137,6 +138,33 @@ class KernelTimes:
                 num_chunks=num_chunks,
             )
         )
+
+    def bare_prefill_us(self, num_chunks: float, chunk: float, prefix: float) -> float:
+        """The closed form of `prefill_us` alone, of numbers."""
+        fit = self._prefill
+        columns = {"batch": num_chunks, "seq_len": chunk, "prefix": prefix, **self._attention}
+        return self._bare_over_windows(fit, columns, ("prefix",))
+
+    def bare_mixed_us(self, batch: float, ctx_len: float, num_chunks: float, chunk: float, prefix: float) -> float:
+        """The closed form of `mixed_us` alone, of numbers; only where mixed attention was measured."""
+        assert self._mixed is not None
+        columns = {"batch": batch, "ctx_len": ctx_len, "num_chunks": num_chunks, "chunk": chunk, "prefix": prefix,
+                   **self._attention}
+        return self._bare_over_windows(self._mixed, columns, ("ctx_len", "prefix"))
+
+    @property
+    def has_mixed(self) -> bool:
+        """Mixed attention was measured as an operation of its own."""
+        return self._mixed is not None
+
+    def _bare_over_windows(self, fit: OpFit, columns: dict[str, Any], lengths: tuple[str, ...]) -> float:
+        formula = FORMS[fit.op].formula
+        total = 0.0
+        for num_layers, window in self.shapes.windows:
+            if window is not None:
+                columns = columns | {name: min(columns[name], window) for name in lengths}
+            total += num_layers * formula(fit.params, columns)
+        return total
 
     def _over_windows(self, one_layer: Any) -> Any:
         return sum(num_layers * one_layer(window) for num_layers, window in self.shapes.windows)

@@ -89,14 +89,14 @@ def _spaced(first: int, last: int, per_octave: int) -> list[float]:
 # Kernels work in tiles of KV and of queries: their time steps up behind each multiple of one.
 _TILE_ENDS = [*range(64, 4097, 64), *range(4352, 16385, 256)]
 _STEPS_BEFORE = [float(end + shift) for end in _TILE_ENDS for shift in (-1, 0)]
-_STEPS_AFTER = [float(end + shift) for end in _TILE_ENDS for shift in (0, 1)]
 _TOKENS = sorted({*map(float, range(1, 65)), *_spaced(64, _MAX_TOKENS, 16)})
 _BATCHES = sorted({*map(float, range(1, 9)), *_spaced(8, _MAX_BATCH, 6)})
 _CTX = sorted({*_spaced(1, _MAX_CTX, 6), *_STEPS_BEFORE})
-_CHUNK = sorted({*_spaced(1, _MAX_TOKENS, 6), *_STEPS_AFTER})
-_PREFIX = [0.0, *_spaced(16, _MAX_CTX, 4)]
-_MIXED_BATCHES = _spaced(1, _MAX_BATCH, 3)
-_MIXED_CTX = sorted({*_spaced(1, _MAX_CTX, 3), *_STEPS_BEFORE})
+# Corrections are smooth in the logarithm of each feature, over one doubling at least.
+_NODES = _spaced(1, _MAX_CTX, 3)
+_NODES_FROM_0 = [0.0, 4.0, 8.0, *_spaced(16, _MAX_CTX, 3)]
+_NO_MIXED = "mixed_attention (not measured: the sum of prefill and decode attention)"
+
 
 
 class KernelCost:
@@ -217,17 +217,22 @@ class KernelCost:
         row = self._rows.get(batch)
         if row is None:
             row = self._rows[batch] = self._make_row(batch)
-        fixed, values = row
-        mean = context_tokens / batch
+        return row[0] + self._decode_attention(batch, context_tokens / batch)
+
+    def _decode_attention(self, batch: int, mean: float) -> float:
+        row = self._rows.get(batch)
+        if row is None:
+            row = self._rows[batch] = self._make_row(batch)
+        values = row[1]
         i = bisect_right(_CTX, mean) - 1
         if mean > self._ctx_limit:
             self._note("decode_attention", "ctx_len", mean)
         if i > _LAST_CTX:
             i = _LAST_CTX
         elif i < 0:
-            return fixed + values[0]
+            return values[0]
         left = values[i]
-        return fixed + left + (values[i + 1] - left) * (mean - _CTX[i]) / (_CTX[i + 1] - _CTX[i])
+        return left + (values[i + 1] - left) * (mean - _CTX[i]) / (_CTX[i + 1] - _CTX[i])
 
     def _make_row(self, batch: int) -> tuple[float, list[float]]:
         """Fixed part and attention over the context nodes (ns) for one batch size."""
@@ -288,26 +293,31 @@ class KernelCost:
         return cost + self._prefill_attention(num_chunks, chunk, prefix)
 
     def _prefill_attention(self, num_chunks: int, chunk: float, prefix: float) -> float:
-        i, u = _cell(_CHUNK, chunk)
-        j, v = _cell(_PREFIX, prefix)
+        """The closed form at this very step, times its correction, which is smooth and therefore interpolated."""
+        i, u = _cell(_NODES, chunk)
+        j, v = _cell(_NODES_FROM_0, prefix)
         key = (num_chunks, i, j)
         corners = self._cells.get(key)
         if corners is None:
             self._note("prefill_attention", "seq_len", chunk)
             self._note("prefill_attention", "prefix", prefix)
-            x, y = np.meshgrid(_CHUNK[i : i + 2], _PREFIX[j : j + 2], indexing="ij")
-            corners = self._store(key, self.times.prefill_us(float(num_chunks), x, y))
+            points = [(float(num_chunks), x, y) for x in _NODES[i : i + 2] for y in _NODES_FROM_0[j : j + 2]]
+            corners = self._cells[key] = _ratios(self.times.prefill_us, self.times.bare_prefill_us, points)
         a, b, c, d = corners
         left, right = a + (b - a) * v, c + (d - c) * v
-        return left + (right - left) * u
+        return self.times.bare_prefill_us(num_chunks, chunk, prefix) * (left + (right - left) * u) * NS_PER_US
 
     def _mixed_attention(
         self, num_decodes: int, ctx: float, num_chunks: int, num_tokens: float, prefix: float
     ) -> float:
-        h, s = _cell(_MIXED_BATCHES, num_decodes)
-        i, t = _cell(_MIXED_CTX, ctx)
-        j, u = _cell(_CHUNK, num_tokens)
-        k, v = _cell(_PREFIX, prefix)
+        if not self.times.has_mixed:
+            self.times.extrapolated[_NO_MIXED] = None
+            alone = self._prefill_attention(num_chunks, num_tokens / num_chunks, prefix)
+            return alone + self._decode_attention(num_decodes, ctx)
+        h, s = _cell(_NODES, num_decodes)
+        i, t = _cell(_NODES, ctx)
+        j, u = _cell(_NODES, num_tokens)
+        k, v = _cell(_NODES_FROM_0, prefix)
         key = (num_chunks, h, i, j, k)
         corners = self._cells.get(key)
         if corners is None:
@@ -315,20 +325,20 @@ class KernelCost:
             self._note("mixed_attention", "ctx_len", ctx)
             self._note("mixed_attention", "chunk", num_tokens)
             self._note("mixed_attention", "prefix", prefix)
-            w, x, y, z = np.meshgrid(
-                _MIXED_BATCHES[h : h + 2], _MIXED_CTX[i : i + 2], _CHUNK[j : j + 2], _PREFIX[k : k + 2], indexing="ij"
-            )
-            corners = self._store(key, self.times.mixed_us(w, x, float(num_chunks), y, z))
-        values = corners
-        for share in (s, t, u, v):
-            half = len(values) // 2
-            values = tuple([low + (high - low) * share for low, high in zip(values[:half], values[half:], strict=True)])
-        return values[0]
-
-    def _store(self, key: tuple[int, ...], corners_us: np.ndarray) -> tuple[float, ...]:
-        corners = tuple((np.asarray(corners_us).ravel() * NS_PER_US).tolist())
-        self._cells[key] = corners
-        return corners
+            points = [
+                (w, x, float(num_chunks), y, z)
+                for w in _NODES[h : h + 2] for x in _NODES[i : i + 2] for y in _NODES[j : j + 2]
+                for z in _NODES_FROM_0[k : k + 2]
+            ]
+            corners = self._cells[key] = _ratios(self.times.mixed_us, self.times.bare_mixed_us, points)
+        # Written out: this runs at every step that mixes prompts and decodes.
+        c0, c1, c2, c3, c4, c5, c6, c7, d0, d1, d2, d3, d4, d5, d6, d7 = corners
+        c0, c1, c2, c3 = c0 + (d0 - c0) * s, c1 + (d1 - c1) * s, c2 + (d2 - c2) * s, c3 + (d3 - c3) * s
+        c4, c5, c6, c7 = c4 + (d4 - c4) * s, c5 + (d5 - c5) * s, c6 + (d6 - c6) * s, c7 + (d7 - c7) * s
+        c0, c1, c2, c3 = c0 + (c4 - c0) * t, c1 + (c5 - c1) * t, c2 + (c6 - c2) * t, c3 + (c7 - c3) * t
+        c0, c1 = c0 + (c2 - c0) * u, c1 + (c3 - c1) * u
+        bare = self.times.bare_mixed_us(num_decodes, ctx, num_chunks, num_tokens, prefix)
+        return bare * (c0 + (c1 - c0) * v) * NS_PER_US
 
     def _movements(self, shape: StepShape) -> float:
         """Block copies, compaction, swaps, and the block table's way to the GPU, in ns."""
@@ -370,6 +380,13 @@ def _cell(nodes: list[float], value: float) -> tuple[int, float]:
     if i > len(nodes) - 2:
         i = len(nodes) - 2
     return i, (value - nodes[i]) / (nodes[i + 1] - nodes[i])
+
+
+def _ratios(direct: Any, bare: Any, points: list[tuple[float, ...]]) -> tuple[float, ...]:
+    """Corrected over bare formula at some points."""
+    columns = [np.array(values) for values in zip(*points, strict=True)]
+    corrected = direct(*columns)
+    return tuple(float(value) / bare(*point) for value, point in zip(corrected, points, strict=True))
 
 
 def _equal_chunks(shape: StepShape) -> tuple[int, int, float]:
