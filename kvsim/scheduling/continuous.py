@@ -109,15 +109,8 @@ class ContinuousScheduler(TokenEmission):
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block."""
         num_tokens = seq.join_offset + step.tick + 1
-        try:
-            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
-        except OutOfBlocks:
-            self._preempt_for(seq, step)
-            if seq.join_tick >= 0:
-                self._continue_member(seq, step)
-            return
-        seq.num_synced_tokens = num_tokens
-        self._note_growth(seq, 1, 0, step)
+        if self._grow(seq, num_tokens - seq.num_synced_tokens, step):
+            seq.num_synced_tokens = num_tokens
 
     def _cross_many(self, crossing: list[Sequence], step: PlanBuilder) -> int:
         """`_continue_member` for the first so many, as long as there are blocks; returns how many."""

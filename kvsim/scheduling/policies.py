@@ -48,8 +48,20 @@ def last_admitted(running: Running) -> Group:
 
 
 def least_urgent(running: Running) -> Group:
-    """Preempt the largest (priority, arrival); on a full tie the one that joined first."""
-    return max(running, key=lambda group: (group.request.priority, group.request.arrival_ns))
+    """Preempt the largest (priority, arrival); on a full tie the one that joined last."""
+    return max(reversed(running), key=_urgency)
+
+
+def least_urgent_oldest(running: Running) -> Group:
+    """As `least_urgent`, but on a full tie the one that joined first (vLLM V1).
+
+    Two requests that tie can take each other's blocks in turn for ever: whoever comes back has joined last.
+    """
+    return max(running, key=_urgency)
+
+
+def _urgency(group: Group) -> tuple[int, int]:
+    return (group.request.priority, group.request.arrival_ns)
 
 
 def recompute(group: Group, allocator: KVAllocator) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvsim.memory.interface import KVAllocator
 from kvsim.request import Group, Request, Sequence
+from kvsim.scheduling import policies
 from kvsim.scheduling.builder import PlanBuilder
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.continuous import ContinuousScheduler
@@ -22,7 +23,8 @@ class VllmV1Scheduler(ContinuousScheduler):
     """Engine `vllm-v1`. `max_loras` = 0 is no limit; `reserve_full_isl` admits whole prompts only.
 
     Its watermark is a share of all blocks, the null block included. With `upstream_faults` off, blocks that a
-    victim had registered for tokens it then does not compute are forgotten.
+    victim had registered for tokens it then does not compute are forgotten, and of victims that tie in priority and
+    arrival the last one to join is taken (the real engine's choice of the first can go round in a circle).
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class VllmV1Scheduler(ContinuousScheduler):
         if kwargs.setdefault("preemption", "recompute") != "recompute":
             raise ScenarioError(f"preemption: {kwargs['preemption']!r} is unknown to this engine; it is 'recompute'")
         kwargs["admission"] = "full_prompt" if reserve_full_isl else "first_chunk"
+        if kwargs.get("upstream_faults") and kwargs.get("scheduling_policy") == "priority":
+            kwargs["victim"] = kwargs.get("victim") or policies.least_urgent_oldest
         super().__init__(allocator, **kwargs)
         self.max_loras = max_loras
         num_blocks = allocator.num_blocks + int(getattr(allocator, "num_reserved_blocks", 0))

@@ -293,3 +293,22 @@ def test_a_plan_in_which_nothing_runs_needs_no_completion() -> None:
     plan = scheduler.schedule(1)
     assert scheduler.complete(plan).num_emitted_tokens == 1
     assert [seq.num_output_tokens for seq in scheduler.live_sequences()] == [1]
+
+
+def rivals(scheduler: Any) -> Any:
+    """Two requests that tie in everything, and fit one at a time."""
+    return drive(scheduler, [request("A", 14, 2), request("B", 14, 2)], max_steps=300)
+
+
+@LOOPS
+def test_rivals_of_equal_priority_both_finish_unless_the_fault_is_asked_for(engine_loop: str) -> None:
+    keywords: dict[str, Any] = {
+        "scheduling_policy": "priority",
+        "long_prefill_token_threshold": 2,
+        "engine_loop": engine_loop,
+    }
+    assert rivals(paged(4, 4, admission="first_chunk", **keywords)).finished_at.keys() == {"A", "B"}
+    keywords |= {"reserve_full_isl": False, "caching": False}
+    assert rivals(v1(4, 4, **keywords)).finished_at.keys() == {"A", "B"}
+    with pytest.raises(AssertionError, match="not done after 300 steps"):
+        rivals(v1(4, 4, upstream_faults=True, **keywords))
