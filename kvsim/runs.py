@@ -163,6 +163,7 @@ def _simulate(resolved: ResolvedScenario, options: Options, folder: Path | None)
         record=record,
         check=options.check,
         observers=extras.observers(engine),
+        clock=extras.journal,
     )
     summary = summarise(
         simulation.recorder,
@@ -242,6 +243,7 @@ class _Extras:
     def __init__(self, options: Options, folder: Path | None) -> None:
         self.options = options
         self.journal: Any = None
+        self._names = _Names()
         self._timeline: Any = None
         if options.debug or options.report:
             from kvsim.memory.journal import Journal
@@ -254,7 +256,7 @@ class _Extras:
 
     def observers(self, engine: Engine) -> tuple[Observer, ...]:
         """The observers, in the order in which they are told."""
-        found: list[Observer] = []
+        found: list[Observer] = [self._names] if self.journal is not None else []
         if self.options.replay:
             found.append(_replay_of(engine))
         if self.options.timeline:
@@ -268,7 +270,7 @@ class _Extras:
 
     def write(self, folder: Path, result: RunResult) -> None:
         if self.journal is not None:
-            self.journal.write_csv(folder / "events.csv")
+            self.journal.write_csv(folder / "events.csv", self._names.names)
         if self._timeline is not None:
             from kvsim.report.timeline import write_timeline
 
@@ -286,6 +288,27 @@ def _replay_of(engine: Engine) -> Observer:
         allocator.usage().num_host_blocks,
         sliding_window=window or None,
     )
+
+
+class _Names:
+    """Which request a sequence belongs to: the journal knows sequences only."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def on_submit(self, request: Any, reason: str | None, now: Ns) -> None:
+        """A request has no sequence yet."""
+
+    def on_abort(self, request_id: str, sequences: Any, now: Ns) -> None:
+        """Names stay."""
+
+    def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        for admission in plan.admitted:
+            self.names[str(admission.seq.seq_id)] = admission.seq.request.request_id
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
+        for fork in outcome.forks:
+            self.names[str(fork.child.seq_id)] = fork.child.request.request_id
 
 
 class _ProgressObserver:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,16 +69,17 @@ class Journal:
 
         return named
 
-    def write_csv(self, path: Path) -> None:
-        """Write `events.csv`: one row per event, in order."""
+    def write_csv(self, path: Path, names: Mapping[str, str] | None = None) -> None:
+        """Write `events.csv`: one row per event, in order; `names` turns sequences into requests."""
         with path.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
-            writer.writerows(self.rows())
+            writer.writerows(self.rows(names or {}))
 
-    def rows(self) -> Iterator[tuple[str, str, int, str, int, int | str]]:
+    def rows(self, names: Mapping[str, str]) -> Iterator[tuple[str, str, int, str, int, int | str]]:
         """Events under `COLUMNS`; times in seconds."""
-        for t_ns, event, block_id, request_id, ref_count, other in self._rows:
+        for t_ns, event, block_id, owner, ref_count, other in self._rows:
+            request_id = names.get(owner, owner)
             yield f"{t_ns / NS_PER_S:.9f}", event, block_id, request_id, ref_count, "" if other is None else other
 
 

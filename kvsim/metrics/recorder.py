@@ -348,7 +348,8 @@ class Recorder:
         if log.sequences is None:
             log.sequences = [parent]
             self._num_forked += 1
-            log.peak_blocks = self.scheduler.allocator.num_slots(child.seq_id) // self._block_size
+            shared = -(-parent.num_computed_tokens // self._block_size)
+            log.peak_blocks = max(log.peak_blocks, shared)
         log.sequences.append(child)
 
     def _on_sequence_end(self, seq: Sequence) -> None:

@@ -11,7 +11,7 @@ from kvsim.cost.interface import CostModel
 from kvsim.metrics.recorder import Recorder
 from kvsim.request import Request
 from kvsim.scheduling.interface import Scheduler
-from kvsim.sim.server import AsyncServer, Observer, Server
+from kvsim.sim.server import AsyncServer, Clock, Observer, Server
 from kvsim.types import Ns
 from kvsim.workload.source import Source
 
@@ -37,15 +37,16 @@ def simulate(
     record: Iterable[str] = ("steps", "requests"),
     check: bool = False,
     observers: tuple[Observer, ...] = (),
+    clock: Clock | None = None,
 ) -> Simulation:
     """Run the scheduler over the source until nothing is left, or the clock passes `horizon_ns`.
 
     A step that would end after the horizon does not happen. With `check`, every memory law is recomputed at every
-    step. Raises Deadlock, and LawViolation with `check`.
+    step. `clock` is told the time before the engine acts. Raises Deadlock, and LawViolation with `check`.
     """
     recorder = Recorder(scheduler, record=record, check=check)
     env = simpy.Environment(initial_time=0)
-    server = _make_server(env, scheduler, cost, source, (recorder, *observers))
+    server = _make_server(env, scheduler, cost, source, (recorder, *observers), clock)
     env.process(server.run())
     env.run(until=None if horizon_ns is None else horizon_ns + 1)
     end_ns = int(env.now) if horizon_ns is None else horizon_ns
@@ -57,13 +58,17 @@ def simulate(
 
 
 def _make_server(
-    env: simpy.Environment, scheduler: Scheduler, cost: CostModel, source: Source, observers: tuple[Observer, ...]
+    env: simpy.Environment,
+    scheduler: Scheduler,
+    cost: CostModel,
+    source: Source,
+    observers: tuple[Observer, ...],
+    clock: Clock | None,
 ) -> Server:
     if not getattr(scheduler, "plans_ahead", False):
-        return Server(env, scheduler, cost, source, observers)
-    return AsyncServer(
-        env, scheduler, cost, source, observers, cpu_schedule_ns=int(getattr(cost, "cpu_schedule_ns", 0))
-    )
+        return Server(env, scheduler, cost, source, observers, clock)
+    cpu_schedule_ns = int(getattr(cost, "cpu_schedule_ns", 0))
+    return AsyncServer(env, scheduler, cost, source, observers, clock, cpu_schedule_ns=cpu_schedule_ns)
 
 
 def _not_arrived(source: Source) -> list[Request]:

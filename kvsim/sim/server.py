@@ -32,6 +32,12 @@ class Observer(Protocol):
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None: ...
 
 
+class Clock(Protocol):
+    """Wants to know the time before the engine acts: a journal of blocks, which has no clock of its own."""
+
+    now_ns: Ns
+
+
 class Deadlock(KvsimError):
     """Work is left, nothing can run, and nothing is to come."""
 
@@ -51,8 +57,10 @@ class Server:
         cost: CostModel,
         source: Source,
         observers: tuple[Observer, ...],
+        clock: Clock | None = None,
     ) -> None:
         self.env = env
+        self.clock = clock
         self.scheduler = scheduler
         self.cost = cost
         self.source = source
@@ -62,12 +70,14 @@ class Server:
 
     def run(self) -> Generator[simpy.Event, None, None]:
         """The loop: take what is due, plan, let the step's time pass, apply it."""
-        env, scheduler = self.env, self.scheduler
+        env, scheduler, clock = self.env, self.scheduler, self.clock
         schedule, complete, step_ns = scheduler.schedule, scheduler.complete, self.cost.step_ns
         on_plan = [observer.on_plan for observer in self.observers]
         on_step = [observer.on_step for observer in self.observers]
         while True:
             start_ns = int(env.now)
+            if clock is not None:
+                clock.now_ns = start_ns
             self.take_due(start_ns)
             if not scheduler.has_work:
                 wake_ns = self.source.next_ns()
@@ -83,8 +93,10 @@ class Server:
                 yield env.timeout(self._next_event_ns() - start_ns)
                 continue
             yield env.timeout(step_ns(plan.shape))
-            outcome = complete(plan)
             end_ns = int(env.now)
+            if clock is not None:
+                clock.now_ns = end_ns
+            outcome = complete(plan)
             for notify_step in on_step:
                 notify_step(plan, outcome, start_ns, end_ns)
             if outcome.finished_requests or plan.rejected:
@@ -155,6 +167,8 @@ class AsyncServer(Server):
         in_flight: StepPlan | None = None
         while True:
             now = int(env.now)
+            if self.clock is not None:
+                self.clock.now_ns = now
             self.take_due(now)
             if in_flight is None and not scheduler.has_work:
                 wake_ns = self.source.next_ns()
@@ -177,6 +191,8 @@ class AsyncServer(Server):
             in_flight = runs
 
     def _apply(self, plan: StepPlan, start_ns: Ns, end_ns: Ns) -> None:
+        if self.clock is not None:
+            self.clock.now_ns = end_ns
         outcome = self.scheduler.complete(plan)
         for observer in self.observers:
             observer.on_step(plan, outcome, start_ns, end_ns)
