@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from kvsim.memory.interface import BlockCopy, BlockMove
 from kvsim.request import Group, Sequence
 from kvsim.scheduling.plan import (
@@ -17,6 +20,17 @@ from kvsim.scheduling.plan import (
 
 UNLIMITED = 1 << 62
 """A token budget that no step exhausts."""
+
+
+def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> tuple[Any, ...]:
+    rest = plan_type._fields[plan_type._fields.index(field) + 1 :]
+    return tuple(plan_type._field_defaults[name] for name in rest)
+
+
+# A plan is made at every step, and a call with two dozen arguments takes twice as long as filling its tuple.
+_new = tuple.__new__
+_PLAN_REST = _defaults_after(StepPlan, "head_wait")
+_SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
 
 
 class PlanBuilder:
@@ -85,7 +99,7 @@ class PlanBuilder:
         """The plan; most steps hold nothing but decodes that go on, and cost accordingly."""
         prefills, copies, skipped = self.prefills, self.copies, self.skipped
         is_quiet = not (prefills or self.preempted or self.resumed or skipped or copies)
-        shape = StepShape(
+        shape = (
             self.num_bulk + len(self.decodes),
             context_tokens,
             () if is_quiet else tuple([(start, num_tokens) for _, start, num_tokens, _ in prefills]),
@@ -99,9 +113,9 @@ class PlanBuilder:
             0,
             self.num_new_rows,
         )
-        return StepPlan(
+        plan = (
             self.step,
-            shape,
+            _new(StepShape, shape + _SHAPE_REST),
             self.is_decode_tick,
             decodes,
             () if is_quiet else tuple(prefills),
@@ -120,6 +134,7 @@ class PlanBuilder:
             self.head_slots,
             self.head_wait,
         )
+        return _new(StepPlan, plan + _PLAN_REST)
 
     def drop(self, seq: Sequence) -> None:
         """A sequence that had its turn is preempted: its tokens are given back to the budget."""
@@ -163,3 +178,9 @@ class OutcomeBuilder:
             tuple(self.finished_requests),
             tuple(self.delivered),
         )
+
+
+@lru_cache(maxsize=4096)
+def quiet_outcome(num_emitted: int) -> StepOutcome:
+    """The outcome of a step of decodes that all go on: there are only so many."""
+    return StepOutcome(num_emitted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from kvsim.request import Group, Sequence, Status
-from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
+from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder, quiet_outcome
 from kvsim.scheduling.engine_state import RANKS_PER_GROUP, EngineState, by_rank
 from kvsim.scheduling.plan import Fork, StepOutcome, StepPlan
 
@@ -25,7 +25,7 @@ class TokenEmission(EngineState):
             self._note_computed(step)
         if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at):
             self._num_fruitless = 0 if step.num_bulk else self._num_fruitless
-            return StepOutcome(step.num_bulk)
+            return quiet_outcome(step.num_bulk)
         outcome = OutcomeBuilder(step.num_bulk)
         if step.prefills:
             self._apply_prefills(step, outcome)
