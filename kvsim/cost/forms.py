@@ -35,10 +35,27 @@ def _maximum(*values: Any) -> Any:
     return max(values)
 
 
+def _minimum(value: Any, limit: float) -> Any:
+    return np.minimum(value, limit) if isinstance(value, np.ndarray) else min(value, limit)
+
+
 def _tiles(count: Any, tile: float) -> Any:
     if isinstance(count, np.ndarray):
         return np.ceil(np.maximum(count, 1) / tile)
     return math.ceil(max(count, 1) / tile)
+
+
+def _kv_tiles(length: Any, tile: float, is_ragged: bool) -> Any:
+    """Tiles that one sequence's KV takes.
+
+    For a mean over different lengths: the straight line through the lengths that were measured (powers of two, and the
+    token itself, so always just beyond a whole tile). The last tiles are half full only on average, but cores wait for
+    the longest sequence, and a recorded run agrees better with the line than with half a tile.
+    """
+    if not is_ragged:
+        return _tiles(length, tile)
+    whole = (length - 1) / tile
+    return _maximum(1.0, whole + _minimum(whole, 1.0))
 
 
 def gemm_us(p: Params, c: Columns) -> Any:
@@ -50,13 +67,16 @@ def gemm_us(p: Params, c: Columns) -> Any:
 
 
 def decode_attention_us(p: Params, c: Columns) -> Any:
-    """One query token per sequence: KV bytes, the number of KV tiles, or the length of one sequence binds."""
+    """One query token per sequence: KV bytes, the number of KV tiles, or the length of one sequence binds.
+
+    `ragged` (optional) says that `ctx_len` is a mean over sequences of different lengths, as no benchmark has it.
+    """
     b, ctx, kv = c["batch"], c["ctx_len"], c["kv_heads"]
     kv_bytes = 2.0 * b * ctx * kv * c["head_dim"] * c["kv_bytes"]
     # Benchmarks call the kernel again on the same KV: what fits the L2 cache comes from there.
     cached = 1.0 / (1.0 + (kv_bytes / (p["l2_mb"] * 1e6)) ** 4)
     memory = kv_bytes * (cached / p["l2_gbps"] + (1.0 - cached) / p["gbps"]) * _US_PER_BYTE_AT_1_GBPS
-    tiles = b * kv * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
+    tiles = b * kv * _kv_tiles(ctx + 1, p["tile_n"], c.get("ragged", False)) * p["tile_us"]
     rows = b * c["heads"] * p["row_us"]
     serial = np.sqrt(ctx) * p["serial_us"]
     # Without grouped queries the kernel may not split a sequence over the cores, and walks it.
@@ -87,7 +107,7 @@ def mixed_attention_us(p: Params, c: Columns) -> Any:
     heads, dim, kv = c["heads"], c["head_dim"], c["kv_heads"]
     rows = chunks * _tiles(s, p["tile_m"]) * p["tile_m"]
     compute = 4.0 * heads * dim * rows * (prefix + (s + p["tile_n"]) / 2) / p["tflops"] * _US_PER_FLOP_AT_1_TFLOPS
-    decode_tiles = b * heads * _tiles(ctx + 1, p["tile_n"]) * p["tile_us"]
+    decode_tiles = b * heads * _kv_tiles(ctx + 1, p["tile_n"], c.get("ragged", False)) * p["tile_us"]
     moved = 2.0 * (b * ctx + chunks * (s + prefix)) * kv * dim * c["kv_bytes"]
     memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
     serial = _tiles(_maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]

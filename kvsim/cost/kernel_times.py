@@ -46,7 +46,7 @@ class KernelTimes:
         self._rows |= {kind: self._row_fit(kind) for kind in ("embedding", "final_layernorm", "sampler")}
         self._attention: dict[str, Any] = {
             "heads": shapes.heads, "kv_heads": shapes.kv_heads, "head_dim": shapes.head_dim,
-            "kv_bytes": shapes.kv_bytes,
+            "kv_bytes": shapes.kv_bytes, "ragged": True,
         }
 
     def _need(self, op: str) -> OpFit:

@@ -86,12 +86,9 @@ def _spaced(first: int, last: int, per_octave: int) -> list[float]:
     return sorted({float(round(first * 2 ** (i / per_octave))) for i in range(count + 1)})
 
 
-# Kernels work in tiles of KV and of queries: their time steps up behind each multiple of one.
-_TILE_ENDS = [*range(64, 4097, 64), *range(4352, 16385, 256)]
-_STEPS_BEFORE = [float(end + shift) for end in _TILE_ENDS for shift in (-1, 0)]
 _TOKENS = sorted({*map(float, range(1, 65)), *_spaced(64, _MAX_TOKENS, 16)})
 _BATCHES = sorted({*map(float, range(1, 9)), *_spaced(8, _MAX_BATCH, 6)})
-_CTX = sorted({*_spaced(1, _MAX_CTX, 6), *_STEPS_BEFORE})
+_CTX = _spaced(1, _MAX_CTX, 6)
 # Corrections are smooth in the logarithm of each feature, over one doubling at least.
 _NODES = _spaced(1, _MAX_CTX, 3)
 _NODES_FROM_0 = [0.0, 4.0, 8.0, *_spaced(16, _MAX_CTX, 3)]
@@ -382,7 +379,7 @@ def _cell(nodes: list[float], value: float) -> tuple[int, float]:
     return i, (value - nodes[i]) / (nodes[i + 1] - nodes[i])
 
 
-def _ratios(direct: Any, bare: Any, points: list[tuple[float, ...]]) -> tuple[float, ...]:
+def _ratios(direct: Any, bare: Any, points: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """Corrected over bare formula at some points."""
     columns = [np.array(values) for values in zip(*points, strict=True)]
     corrected = direct(*columns)
