@@ -14,7 +14,7 @@ from kvsim.conform import block_manager, v0, v1
 from kvsim.conform.cases import Case, CaseError, find_cases, load_case
 from kvsim.conform.report import ConformReport, as_json, as_text
 from kvsim.conform.result import CaseResult, Mismatch
-from kvsim.types import KvsimError, LawViolation
+from kvsim.types import KvsimError, LawViolation, ScenarioError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def replay(case: Case, *, engine_loop: str = "calendar") -> CaseResult:
                 return v0.replay(case.data, engine_loop=engine_loop)
             case "v1":
                 return v1.replay(case.data, engine_loop=engine_loop)
-    except CaseError as error:
+    except (CaseError, ScenarioError) as error:
         raise CaseError(f"{case.path}: {error}") from None
     except (KvsimError, LawViolation) as error:
         name = str(case.data["name" if case.kind == "v1" else "id"])
