@@ -40,6 +40,8 @@ class RunResult:
     out: Path | None = None
     step_columns: dict[str, Column] = field(default_factory=dict, repr=False)
     request_columns: dict[str, Column] = field(default_factory=dict, repr=False)
+    block_map: dict[str, Any] | None = field(default=None, repr=False)
+    """Frames for the page's block map (`kvsim.report.blockmap.recording`), where a report was asked for."""
 
     @cached_property
     def steps(self) -> pd.DataFrame:

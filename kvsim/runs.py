@@ -33,7 +33,8 @@ class Options:
     """What a run does beside simulating; none of it changes a decision.
 
     `debug` journals every block (events.csv); `check` recomputes every law at every step; `replay` executes the plans
-    on real arrays; `timeline` writes timeline.json; `record` overrides the scenario's tables.
+    on real arrays; `timeline` writes timeline.json; `report` records the block map and writes report.html; `record`
+    overrides the scenario's tables.
     """
 
     plots: bool = True
@@ -178,6 +179,7 @@ def _simulate(resolved: ResolvedScenario, options: Options, folder: Path | None)
         None,
         step_columns(simulation.recorder) if "steps" in record else {},
         request_columns(simulation.recorder) if "requests" in record else {},
+        extras.block_map(scenario.engine),
     )
     if folder is not None:
         _write(resolved, result, options, extras, folder)
@@ -245,6 +247,7 @@ class _Extras:
         self.journal: Any = None
         self._names = _Names()
         self._timeline: Any = None
+        self._frames: Any = None
         if options.debug or options.report:
             from kvsim.memory.journal import Journal
 
@@ -264,9 +267,22 @@ class _Extras:
 
             self._timeline = TimelineObserver()
             found.append(self._timeline)
+        if self.options.report:
+            from kvsim.report.blockmap import BlockMapObserver
+
+            self._frames = BlockMapObserver(engine.scheduler)
+            found.append(self._frames)
         if self.options.progress is not None:
             found.append(_ProgressObserver(self.options.progress, engine.source.num_left))
         return tuple(found)
+
+    def block_map(self, engine: str) -> dict[str, Any] | None:
+        """What the page's block map shows, if a page was asked for."""
+        if self._frames is None:
+            return None
+        from kvsim.report.blockmap import recording
+
+        return recording(self._frames, self.journal, self._names.names, engine)
 
     def write(self, folder: Path, result: RunResult) -> None:
         if self.journal is not None:
