@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from kvsim.scenario.resolve import ResolvedScenario
     from kvsim.scenario.schema import Scenario
 
-BASE_BYTES = 80_000_000
-"""The interpreter and its libraries."""
-BLOCK_BYTES = {"paged": 120, "contiguous": 0}
-"""Per block (measured): a reference count, a place in the free list, what the prefix index keeps."""
-REQUEST_BYTES = 700
-"""Per request (measured): its lengths and times, and its row of requests.csv."""
+BASE_BYTES = 55_000_000
+"""The interpreter and what a run without pictures imports, as measured."""
+BLOCK_BYTES = 55
+"""Per block of paged memory: a reference count and a place in the free list (57 bytes measured)."""
+CACHED_BLOCK_BYTES = 140
+"""The same with a prefix index beside it (141 bytes measured)."""
+REQUEST_BYTES = 250
+"""Per request: its lengths and times, and its row of requests.csv (257 bytes measured)."""
 STEP_BYTES = 27 * 8
 """Per recorded step: its columns."""
 
@@ -47,10 +49,11 @@ def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -
 def least_bytes(scenario: Scenario) -> int:
     """Bytes a run needs at least: what is known before it starts."""
     from kvsim.scenario.pool import Pool
+    from kvsim.scenario.schema import PagedMemory
 
     pool = Pool(scenario)
-    per_block = BLOCK_BYTES.get(scenario.allocator.type, 0)
-    num_blocks = pool.num_blocks + pool.num_host_blocks
+    num_blocks = pool.num_blocks + pool.num_host_blocks if isinstance(scenario.allocator, PagedMemory) else 0
+    per_block = CACHED_BLOCK_BYTES if getattr(scenario.allocator, "enable_prefix_caching", False) else BLOCK_BYTES
     num_requests = getattr(scenario.workload, "num_requests", None) or 0
     num_steps = num_requests // max(1, getattr(scenario.scheduler, "max_num_seqs", 1))
     steps = num_steps * STEP_BYTES if "steps" in scenario.record else 0
