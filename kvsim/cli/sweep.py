@@ -21,7 +21,11 @@ def command(
     scenario: ScenarioPath,
     vary: Annotated[
         list[str],
-        Option("--vary", metavar="KEY=VALUES", help="Values to try: allocator.block_size=8,16,32 or rate=1:10:1."),
+        Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="Values to try (repeatable): allocator.block_size=8,16,32, or low:high:step, such as 1:10:1.",
+        ),
     ] = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
     zipped: Annotated[
@@ -45,7 +49,7 @@ def command(
     """
     from kvsim.scenario.resolve import load_scenario
     from kvsim.sweeps import sweep
-    from kvsim.sweeps.grid import parse_vary
+    from kvsim.sweeps.grid import parse_varies
     from kvsim.sweeps.tables import aggregate
 
     resolved = load_scenario(scenario, sets)
@@ -53,7 +57,7 @@ def command(
     with console.progress_bar(f"sweep {resolved.scenario.name}") as progress:
         result = sweep(
             resolved,
-            dict(map(parse_vary, vary)),
+            parse_varies(vary),
             seeds=_seeds(seeds),
             zip=zipped,
             jobs=jobs,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from kvsim.types import ScenarioError
 
@@ -22,12 +23,18 @@ def default_jobs() -> int:
 
 @contextmanager
 def local_executor(jobs: int) -> Iterator[Executor]:
-    """`jobs` processes; on an error or an interrupt what has not begun is dropped."""
+    """`jobs` processes, which end with this one, however it ends; after an error they stop at once."""
     executor = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_the_parent
     )
     try:
+        with _interrupts_held():
+            executor.submit(os.getpid)
         yield executor
+    except BaseException:
+        for process in list(getattr(executor, "_processes", None) or {}):
+            _stop(process)
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -39,8 +46,9 @@ def dask_executor(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise ScenarioError("--dask: needs the cluster extra: pip install 'kvsim[cluster]'") from None
+    connect: Any = Client
     try:
-        client = Client(address, timeout="10s")
+        client = connect(address, timeout="10s")
     except (OSError, ValueError, TimeoutError) as error:
         raise ScenarioError(
             f"--dask {address}: no scheduler answers there ({error}); start one with `dask scheduler`"
@@ -51,8 +59,35 @@ def dask_executor(address: str) -> Iterator[Executor]:
         client.close()
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; only the parent decides what it means."""
-    import signal
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C reaches the whole process group, but only the parent decides what it means.
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Processes inherit the mask: those that start in this block never see it, and for us it waits until the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_the_parent() -> None:
+    """A worker whose parent was killed would wait for its next point for ever."""
+    import threading
+
+    threading.Thread(target=_watch_the_parent, daemon=True).start()
+
+
+def _watch_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _stop(os.getpid())
+
+
+def _stop(process_id: int) -> None:
+    try:
+        os.kill(process_id, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
@@ -16,6 +19,8 @@ from kvsim.scenario.yaml_loader import parse_scalar
 from kvsim.types import ScenarioError
 
 MAX_POINTS = 100_000
+MAX_END = 1e18
+"""Ends of ranges beyond this are typing errors."""
 RANGE_SLACK = 1e-9
 """Ends of ranges are met within this share of a step: 0:1:0.1 has eleven values."""
 
@@ -33,12 +38,16 @@ class Point:
     scenario: ResolvedScenario | None = None
     error: str = ""
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """Names the point's file: two points with the same scenario, program version and place are the same."""
-        text = self.error if self.scenario is None else self.scenario.to_yaml()
-        digest = hashlib.sha256(f"{__version__}\n{self.index}\n{self.seed}\n{text}".encode()).hexdigest()
-        return f"{self.index:05d}-{digest[:16]}"
+        """Names the point's file: what decides its figures, so that a grid that grows keeps what it has.
+
+        That is the scenario, the content of the files it names, and the program's version.
+        """
+        if self.scenario is None:
+            return _digest(__version__, str(self.seed), self.error)
+        values = self.scenario.scenario.model_dump(mode="json", exclude={"sweep", "record", "timeline"})
+        return _digest(__version__, json.dumps(values), *(_file_digest(name) for _, name in files_of(self.scenario)))
 
     @property
     def record(self) -> dict[str, Any]:
@@ -57,9 +66,12 @@ def make_grid(
 
     Raises ScenarioError for a key that no scenario has, and if no point at all makes sense.
     """
+    if "seed" in vary:
+        raise ScenarioError("sweep: seed is not varied like other keys: say --seeds 1,2,7, or seeds: [1, 2, 7]")
+    num_points = len(seeds) * (1 if is_zipped else math.prod(map(len, vary.values())))
+    if num_points > MAX_POINTS:
+        raise ScenarioError(f"sweep: has {num_points:,} points; at most {MAX_POINTS:,} are run")
     combinations = list(_combinations(vary, is_zipped))
-    if len(combinations) * len(seeds) > MAX_POINTS:
-        raise ScenarioError(f"sweep: has {len(combinations) * len(seeds):,} points; at most {MAX_POINTS:,} are run")
     points: list[Point] = []
     for values in combinations:
         for seed in seeds:
@@ -76,13 +88,46 @@ def _point(base: ResolvedScenario, index: int, values: dict[str, Any], seed: int
         return Point(index, values, seed, None, str(error))
 
 
+def files_of(resolved: ResolvedScenario) -> list[tuple[tuple[str, ...], str]]:
+    """The files that a scenario names, each with its key: what a worker without our disk needs."""
+    scenario = resolved.scenario
+    named: dict[tuple[str, ...], Any] = {
+        ("workload", "trace"): getattr(scenario.workload, "trace", None),
+        ("model",): scenario.model,
+        ("cost", "profile"): getattr(scenario.cost, "profile", None),
+    }
+    found = []
+    for key, name in named.items():
+        if isinstance(name, str) and (path := _file(name)) is not None:
+            found.append((key, str(path)))
+    return found
+
+
+def _file(name: str) -> Path | None:
+    """A model may be named by its folder; other names without a file are those of the catalog."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    return path if path.is_file() else None
+
+
+def _file_digest(name: str) -> str:
+    with open(name, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
+
+
 def _combinations(vary: Mapping[str, Sequence[Any]], is_zipped: bool) -> Iterable[dict[str, Any]]:
     names, lists = list(vary), list(vary.values())
     if is_zipped and len({len(values) for values in lists}) > 1:
         sizes = ", ".join(f"{name} has {len(values)}" for name, values in vary.items())
         raise ScenarioError(f"sweep: lists side by side must be equally long: {sizes}; or leave out zip")
     rows = zip(*lists, strict=True) if is_zipped else itertools.product(*lists)
-    return (dict(zip(names, row, strict=True)) for row in rows)
+    distinct = {repr(row): row for row in rows}
+    return (dict(zip(names, row, strict=True)) for row in distinct.values())
 
 
 def seeds_of(given: int | Sequence[int], first: int) -> tuple[int, ...]:
@@ -92,6 +137,17 @@ def seeds_of(given: int | Sequence[int], first: int) -> tuple[int, ...]:
             raise ScenarioError(f"seeds is {given}; at least 1 is needed")
         return tuple(range(first, first + given))
     return tuple(dict.fromkeys(given))
+
+
+def parse_varies(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """All `--vary` of a command line. Raises ScenarioError where one key is given twice."""
+    chosen: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = parse_vary(text)
+        if name in chosen:
+            raise ScenarioError(f"--vary {text}: {name} is varied twice; give all its values at once: {name}=a,b,c")
+        chosen[name] = values
+    return chosen
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
@@ -119,17 +175,22 @@ def values_of(given: Any, where: str) -> list[Any]:
 
 def _range(text: str, where: str) -> list[Any]:
     ends = [parse_scalar(part.strip()) for part in text.split(":")]
-    if not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
+    if not all(_is_ordinary(end) for end in ends):
         raise ScenarioError(f"{where}: {text!r} is no range of numbers; write low:high:step, such as 1:10:1")
     low, high, step = ends
     if step <= 0 or high < low:
         raise ScenarioError(f"{where}: {text!r}: low must not exceed high, and the step must be above 0")
+    if (high - low) / step > MAX_POINTS:
+        raise ScenarioError(f"{where}: {text!r} has too many values; at most {MAX_POINTS:,} points are run")
     count = math.floor((high - low) / step + RANGE_SLACK) + 1
-    if count > MAX_POINTS:
-        raise ScenarioError(f"{where}: {text!r} has {count:,} values; at most {MAX_POINTS:,} points are run")
     is_whole = all(isinstance(end, int) for end in ends)
     values = [low + index * step for index in range(count)]
     return values if is_whole else [float(f"{value:.12g}") for value in values]
+
+
+def _is_ordinary(value: Any) -> bool:
+    """A number that can be counted with: no truth value, no infinity, nothing beyond floats."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_END
 
 
 def vary_of(block: Sweep) -> dict[str, list[Any]]:

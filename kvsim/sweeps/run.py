@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, as_completed
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
-from kvsim.sweeps.grid import Point, make_grid, seeds_of, values_of, vary_of
-from kvsim.sweeps.store import PointStore
+from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, vary_of
+from kvsim.sweeps.store import PointStore, owned, write_whole
 from kvsim.sweeps.tables import aggregate, rows_of, write_tables
-from kvsim.sweeps.work import Done, Task, work
+from kvsim.sweeps.work import Done, File, Task, work
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-MAX_POOL_FAILURES = 3
-"""How often a pool of processes may die without finishing a point before its points count as failed."""
+WORKER_DIED = "its worker process died: out of memory?"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class SweepResult:
     rows: list[dict[str, Any]] = field(repr=False)
     keys: tuple[str, ...]
     out: Path | None = None
-    is_complete: bool = True
 
     @property
     def num_failed(self) -> int:
@@ -85,32 +84,63 @@ def sweep(
         raise ScenarioError("sweep: nothing is varied; give --vary key=a,b,c, or the scenario a sweep: block")
     given_seeds = seeds if seeds is not None else block.seeds if block is not None else 1
     is_zipped = zip if zip is not None else block.zip if block is not None else False
-    points = make_grid(base, chosen, seeds=seeds_of(given_seeds, base.scenario.seed), is_zipped=is_zipped)
-    runner = _Runner(points, tuple(chosen), None if out is None else Path(out), progress)
-    return runner.run(jobs or default_jobs(), dask, plots)
+    chosen_seeds = seeds_of(given_seeds, base.scenario.seed)
+    points = make_grid(base, chosen, seeds=chosen_seeds, is_zipped=is_zipped)
+    where = _Workers(jobs or default_jobs(), dask)
+    if out is None:
+        return SweepResult(rows_of(points, _Runner(points, where, None, progress).run()), tuple(chosen))
+    with owned(Path(out)) as store:
+        again = base.with_values({"sweep": {"vary": chosen, "zip": is_zipped, "seeds": list(chosen_seeds)}})
+        files = _Files(Path(out), points, tuple(chosen), again.to_yaml())
+        runner = _Runner(points, where, store, progress)
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            files.write(runner.results, plots=False)
+            raise
+        return SweepResult(files.write(runner.results, plots=plots), tuple(chosen), Path(out))
+
+
+@dataclass(frozen=True)
+class _Workers:
+    jobs: int
+    dask: str | None = None
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.dask is None and self.jobs == 1
+
+    @property
+    def share_no_disk(self) -> bool:
+        return self.dask is not None
+
+    def executor(self, num_points: int) -> AbstractContextManager[Executor]:
+        return local_executor(min(self.jobs, num_points)) if self.dask is None else dask_executor(self.dask)
 
 
 class _Runner:
-    """One sweep under way: which points are done, and where they are kept."""
+    """A grid under way: which points are done, and where they are kept."""
 
-    def __init__(self, points: list[Point], keys: tuple[str, ...], out: Path | None, progress: Progress | None) -> None:
+    def __init__(
+        self, points: Sequence[Point], workers: _Workers, store: PointStore | None, progress: Progress | None
+    ) -> None:
         self.points = points
-        self.keys = keys
-        self.out = out
+        self.workers = workers
+        self.store = store
         self.progress = progress
-        self.store = None if out is None else PointStore(out)
         self.results: dict[int, Done] = {}
 
-    def run(self, jobs: int, dask: str | None, plots: bool) -> SweepResult:
-        """Compute what is missing; an interrupt leaves the tables of what is done, and goes on."""
+    def run(self) -> dict[int, Done]:
+        """Compute what is missing; `results` has what is done so far, also when this is interrupted."""
         self._take_stock()
-        try:
-            self._compute(jobs, dask)
-        except KeyboardInterrupt:
-            self._write(plots=False)
-            raise
-        rows = self._write(plots)
-        return SweepResult(rows, self.keys, self.out)
+        while missing := self._missing():
+            num_before = len(self.results)
+            try:
+                self._compute(missing)
+            except BrokenExecutor:
+                if len(self.results) == num_before:
+                    self._one_by_one(missing)
+        return self.results
 
     def _take_stock(self) -> None:
         for point in self.points:
@@ -123,37 +153,29 @@ class _Runner:
     def _missing(self) -> list[Point]:
         return [point for point in self.points if point.index not in self.results]
 
-    def _compute(self, jobs: int, dask: str | None) -> None:
-        if dask is None and jobs == 1:
-            for point in self._missing():
-                self._keep(point, work(_task(point, travels=False)))
+    def _compute(self, points: Sequence[Point]) -> None:
+        if self.workers.is_this_process:
+            for point in points:
+                self._keep(point, *_outcome(partial(work, _task(point))))
             return
-        num_failures = 0
-        while missing := self._missing():
-            num_before = len(self.results)
-            try:
-                with _executor(min(jobs, len(missing)), dask) as executor:
-                    self._run_on(executor, missing, travels=dask is not None)
-            except BrokenProcessPool:
-                num_failures = num_failures + 1 if len(self.results) == num_before else 0
-                if num_failures >= MAX_POOL_FAILURES:
-                    for point in self._missing():
-                        self._keep(point, Done({}, "its worker process died: out of memory?"), on_disk=False)
+        pack = cache(_pack) if self.workers.share_no_disk else None
+        with self.workers.executor(len(points)) as executor:
+            futures = {}
+            for point in points:
+                futures[executor.submit(work, _task(point, pack))] = point
+            for future in as_completed(futures):
+                self._keep(futures[future], *_outcome(future.result))
 
-    def _run_on(self, executor: Executor, points: list[Point], *, travels: bool) -> None:
-        futures: dict[Future[Done], Point] = {}
+    def _one_by_one(self, points: Sequence[Point]) -> None:
+        """Processes die before any of these points is done: find out which of them kill theirs."""
         for point in points:
-            futures[executor.submit(work, _task(point, travels=travels))] = point
-        for future in _as_completed(futures):
-            point = futures[future]
-            error = future.exception()
-            if isinstance(error, BrokenProcessPool):
-                raise error
-            is_done = error is None
-            self._keep(point, future.result() if is_done else Done({}, f"worker: {error}"), on_disk=is_done)
+            try:
+                self._compute([point])
+            except BrokenExecutor:
+                self._keep(point, Done({}, WORKER_DIED), False)
 
-    def _keep(self, point: Point, done: Done, *, on_disk: bool = True) -> None:
-        if self.store is not None and on_disk:
+    def _keep(self, point: Point, done: Done, is_final: bool) -> None:
+        if self.store is not None and is_final:
             self.store.save(point, done)
         self.results[point.index] = done
         self._tell()
@@ -162,47 +184,66 @@ class _Runner:
         if self.progress is not None:
             self.progress(len(self.results), len(self.points))
 
-    def _write(self, plots: bool) -> list[dict[str, Any]]:
-        rows = rows_of(self.points, self.results)
-        if self.out is not None:
-            write_tables(self.out, rows, self.keys)
-            if plots and any(row["status"] == "ok" for row in rows):
-                import pandas as pd
 
-                from kvsim.report.plots import write_sweep_plots
+def _outcome(result: Callable[[], Done]) -> tuple[Done, bool]:
+    """What a point gave, and whether it would give that again: a machine's trouble is not kept."""
+    try:
+        return result(), True
+    except BrokenExecutor:
+        raise
+    except Exception as error:
+        return Done({}, f"worker: {type(error).__name__}: {error}"), False
 
-                write_sweep_plots(pd.DataFrame(rows), list(self.keys), self.out)
+
+@dataclass(frozen=True)
+class _Files:
+    """What a sweep writes beside its points."""
+
+    out: Path
+    points: Sequence[Point]
+    keys: tuple[str, ...]
+    scenario: str
+
+    def write(self, results: Mapping[int, Done], *, plots: bool) -> list[dict[str, Any]]:
+        """Tables of what is done, and pictures; each file is whole or as it was."""
+        rows = rows_of(self.points, results)
+        write_whole(self.out / "scenario.yaml", lambda path: path.write_text(self.scenario, encoding="utf-8"))
+        write_tables(self.out, rows, self.keys)
+        if plots and any(row["status"] == "ok" for row in rows):
+            self._draw(rows)
         return rows
 
+    def _draw(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        import pandas as pd
 
-def _executor(jobs: int, dask: str | None) -> AbstractContextManager[Executor]:
-    return local_executor(jobs) if dask is None else dask_executor(dask)
+        from kvsim.report.plots import write_sweep_plots
 
-
-def _as_completed(futures: dict[Future[Done], Point]) -> Any:
-    """Futures as they finish; Dask's are not those of the standard library, but know how to wait."""
-    first = next(iter(futures))
-    if isinstance(first, Future):
-        return as_completed(futures)
-    from distributed import as_completed as dask_as_completed
-
-    return dask_as_completed(list(futures))
+        drawn = [row for row in rows if row["status"] == "ok"]
+        with _aside(self.out) as folder:
+            write_sweep_plots(pd.DataFrame(drawn), list(self.keys), folder)
+            for picture in sorted(folder.iterdir()):
+                picture.replace(self.out / picture.name)
 
 
-def _task(point: Point, *, travels: bool) -> Task:
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    folder = out / ".pictures.kvsim-tmp"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        raise ScenarioError(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _task(point: Point, pack: Callable[[str], bytes] | None = None) -> Task:
+    """The point as a worker gets it; files come along where `pack` says how."""
     assert point.scenario is not None
-    text = point.scenario.to_yaml()
-    if not travels:
-        return Task(text)
-    return Task(text, {name: Path(name).read_bytes() for name in _files(point.scenario)})
+    files = files_of(point.scenario) if pack is not None else []
+    return Task(point.scenario.to_yaml(), tuple(File(key, name, pack(name)) for key, name in files if pack))
 
 
-def _files(resolved: ResolvedScenario) -> list[str]:
-    """Files that the scenario names: what a worker without our disk needs."""
-    scenario = resolved.scenario
-    named = (
-        getattr(scenario.workload, "trace", None),
-        scenario.model if isinstance(scenario.model, str) else None,
-        getattr(scenario.cost, "profile", None),
-    )
-    return [name for name in named if isinstance(name, str) and Path(name).is_file()]
+def _pack(name: str) -> bytes:
+    return zlib.compress(Path(name).read_bytes())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +19,21 @@ POINTS = "points"
 
 
 class PointStore:
-    """The folder `points/` of a sweep. Raises ScenarioError where it cannot be written."""
+    """The folder `points/` of a sweep."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / POINTS
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob("*.tmp"):
-                leftover.unlink(missing_ok=True)
-        except OSError as error:
-            raise ScenarioError(
-                f"{out}: cannot be written ({error.strerror}); choose another folder with --out"
-            ) from None
 
     def load(self, point: Point) -> Done | None:
         """The point's result if it was finished; a file that does not read back counts as absent."""
         try:
             value: dict[str, Any] = json.loads(self._path(point).read_text(encoding="utf-8"))
-            return Done(value["summary"], value["error"])
+            return Done(dict(value["summary"]), str(value["error"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def save(self, point: Point, done: Done) -> None:
-        """Keep the result from now on."""
+        """Keep the result from now on. Raises ScenarioError where the disk refuses."""
         text = json.dumps({"values": point.record, "summary": done.summary, "error": done.error}) + "\n"
         write_whole(self._path(point), lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -46,9 +41,53 @@ class PointStore:
         return self.folder / f"{point.key}.json"
 
 
+@contextmanager
+def owned(out: Path) -> Iterator[PointStore]:
+    """The store of a results folder, which no other sweep may use meanwhile.
+
+    What killed sweeps left half-written is removed. Raises ScenarioError where the folder cannot be written, or
+    another sweep is writing it.
+    """
+    store = PointStore(out)
+    try:
+        store.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _cannot_be_written(out, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ScenarioError(
+                f"{out}: another sweep is writing there; wait for it, or choose another --out"
+            ) from None
+        _remove_leftovers(out)
+        yield store
+    finally:
+        os.close(lock)
+
+
+def _remove_leftovers(out: Path) -> None:
+    try:
+        for leftover in (*out.glob(".*.kvsim-tmp"), *(out / POINTS).glob(".*.kvsim-tmp")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+        probe = out / POINTS / ".probe.kvsim-tmp"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _cannot_be_written(out, error) from None
+
+
+def _cannot_be_written(out: Path, error: OSError) -> ScenarioError:
+    return ScenarioError(f"{out}: cannot be written ({error.strerror}); choose another folder with --out")
+
+
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file beside `path`, make it durable, and put it in place. Raises ScenarioError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.kvsim-tmp")
     try:
         write(temporary)
         with temporary.open("rb+") as file:

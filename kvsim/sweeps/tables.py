@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from kvsim.sweeps.work import Done
 CONFIDENCE = 0.95
 
 
-def rows_of(points: Iterable[Point], results: dict[int, Done]) -> list[dict[str, Any]]:
+def rows_of(points: Iterable[Point], results: Mapping[int, Done]) -> list[dict[str, Any]]:
     """One flat record per finished point, in grid order: varied keys, seed, status and reason, every figure."""
     rows = []
     for point in points:
@@ -41,7 +41,8 @@ def aggregate(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[
 
 def _aggregate_one(group: list[dict[str, Any]], keys: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {key: group[0][key] for key in keys} | {"num_seeds": len(group)}
-    names = [name for name in group[0] if name not in keys and name not in ("seed", "status", "reason")]
+    known = dict.fromkeys(name for row in group for name in row)
+    names = [name for name in known if name not in keys and name not in ("seed", "status", "reason")]
     for name in names:
         values = [row[name] for row in group if _is_number(row.get(name))]
         if not values:

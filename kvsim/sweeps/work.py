@@ -5,17 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.types import KvsimError
 
 
+class File(NamedTuple):
+    """A file that travels with its task: the key that names it, its name at home, its content (zlib)."""
+
+    key: tuple[str, ...]
+    name: str
+    content: bytes
+
+
 class Task(NamedTuple):
-    """One point as it travels: the resolved scenario as YAML, and the files it names (None: they are there)."""
+    """One point as it travels: the resolved scenario as YAML, and files that are not on the worker's disk."""
 
     scenario: str
-    files: dict[str, bytes] | None = None
+    files: tuple[File, ...] = ()
 
 
 class Done(NamedTuple):
@@ -26,35 +35,63 @@ class Done(NamedTuple):
 
 
 def work(task: Task) -> Done:
-    """Run one point. Errors of the scenario and of the engine come back as text."""
+    """Run one point; the scenario's and the engine's errors come back as text.
+
+    Errors that are the machine's (memory, disk) are raised: elsewhere, or later, the point may succeed.
+    """
+    from kvsim.footprint import check_footprint
     from kvsim.metrics.export import flatten
     from kvsim.runs import QUIET, run_resolved
-    from kvsim.scenario.resolve import scenario_from_text
+    from kvsim.scenario.resolve import resolve
+    from kvsim.scenario.yaml_loader import parse_yaml
 
+    places: dict[str, str] = {}
     try:
-        text = task.scenario if task.files is None else _with_local_files(task.scenario, task.files)
-        resolved = scenario_from_text(text).with_values({"record": ["summary"]})
-        result = run_resolved(resolved, out=None, options=QUIET)
+        document = parse_yaml(task.scenario, "scenario.yaml")
+        places = _unpack(task.files, document.data)
+        resolved = resolve(document).with_values({"record": ["summary"]})
+        check_footprint(resolved)
+        summary = flatten(run_resolved(resolved, out=None, options=QUIET).summary)
     except KvsimError as error:
-        return Done({}, str(error))
+        return Done({}, _at_home(str(error), places))
+    except (MemoryError, OSError):
+        raise
     except Exception as error:
-        return Done({}, f"{type(error).__name__}: {error}")
-    return Done(flatten(result.summary))
+        return Done({}, _at_home(f"{type(error).__name__}: {error}", places))
+    return Done({name: _at_home(value, places) for name, value in summary.items()})
 
 
-def _with_local_files(text: str, files: dict[str, bytes]) -> str:
-    """Write the files that travelled with the task once per worker, and let the scenario name those."""
-    for name, content in files.items():
-        text = text.replace(name, str(_materialised(name, content)))
-    return text
+def _unpack(files: tuple[File, ...], data: dict[str, Any]) -> dict[str, str]:
+    """Write files to this worker's disk (once), and let the scenario name those; returns place -> name at home."""
+    places = {}
+    for file in files:
+        place = str(_materialised(file))
+        places[place] = file.name
+        *parents, last = file.key
+        block = data
+        for part in parents:
+            block = block[part]
+        block[last] = place
+    return places
 
 
-def _materialised(name: str, content: bytes) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"kvsim-files-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{hashlib.sha256(content).hexdigest()[:24]}-{Path(name).name}"
+def _materialised(file: File) -> Path:
+    """The folder is named by the content; the file keeps its name, whose ending tells the format."""
+    base = Path(tempfile.gettempdir()) / f"kvsim-files-{os.getuid()}"
+    folder = base / hashlib.sha256(file.content).hexdigest()[:24]
+    base.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    path = folder / Path(file.name).name
     if not path.exists():
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_bytes(content)
+        temporary = folder / f".{path.name}.{os.getpid()}"
+        temporary.write_bytes(zlib.decompress(file.content))
         temporary.replace(path)
     return path
+
+
+def _at_home(value: Any, places: dict[str, str]) -> Any:
+    """Texts that name a file of this worker name it as its owner does."""
+    if isinstance(value, str):
+        for place, name in places.items():
+            value = value.replace(place, name)
+    return value
