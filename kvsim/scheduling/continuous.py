@@ -59,13 +59,7 @@ class ContinuousScheduler(TokenEmission):
                 self._admit_waiting(step)
 
     def _continue_running(self, step: PlanBuilder) -> None:
-        due = self._due(step)
-        start = 0
-        if not self.stepwise:
-            self.num_fast_steps += 1
-            if self._only_cross:
-                start = self._cross_many(due, step)
-        for seq in due[start:]:
+        for seq in self._due(step):
             if seq.status is not Status.RUNNING:
                 continue
             if seq.join_tick >= 0:
@@ -73,19 +67,28 @@ class ContinuousScheduler(TokenEmission):
             else:
                 self._continue_one(seq, step)
 
-    def _due(self, step: PlanBuilder) -> list[Sequence]:
-        """The running sequences that have something to do in this step, in running order."""
+    def _due(self, step: PlanBuilder) -> Seq[Sequence]:
+        """The running sequences that have something (left) to do in this step, in running order."""
         calendar = self.calendar
         if calendar.num_seqs and not self._is_uniform(step):
             self._dissolve_calendar()
         step.budget -= calendar.num_seqs
-        if self.reservation is not None:
-            return self.stepwise[:]
-        return merged(self.stepwise, self._due_members())
+        if self.stepwise:
+            members = () if self.reservation else self._due_members()
+            return merged(self.stepwise, members)
+        self.num_fast_steps += 1
+        if self.reservation:
+            return ()
+        return self._continue_members(step) if self._grows_plainly else self._due_members()[:]
 
     def _due_members(self) -> Seq[Sequence]:
         """Members of the calendar that have something to do in this step."""
         return self.calendar.crossing()
+
+    def _continue_members(self, step: PlanBuilder) -> Seq[Sequence]:
+        """`_continue_member` for all who are due, as long as there are blocks; returns those who are left."""
+        crossing = self.calendar.crossing()
+        return crossing[self._cross_many(crossing, step) :]
 
     def _is_uniform(self, step: PlanBuilder) -> bool:
         """Every member of the calendar finds a token of budget left when its turn comes."""
@@ -112,8 +115,8 @@ class ContinuousScheduler(TokenEmission):
         if self._grow(seq, num_tokens - seq.num_synced_tokens, step):
             seq.num_synced_tokens = num_tokens
 
-    def _cross_many(self, crossing: list[Sequence], step: PlanBuilder) -> int:
-        """`_continue_member` for the first so many, as long as there are blocks; returns how many."""
+    def _cross_many(self, crossing: Seq[Sequence], step: PlanBuilder) -> int:
+        """Give a block to each, as long as there are blocks; returns to how many."""
         append_slots, after, grown = self.allocator.append_slots, step.tick + 1, step.grown
         try:
             for seq in crossing:

@@ -116,7 +116,7 @@ class EngineState:
         self.num_requeried_tokens = 0
         """Tokens looked up for requests that were preempted before."""
         self.num_rehit_tokens = 0
-        self._only_cross = self._members_only_cross()
+        self._grows_plainly = self._can_grow_plainly()
         self._in_flight: deque[PlanBuilder] = deque()
         self._num_orders = 0
         self._num_sequences_made = 0
@@ -125,8 +125,8 @@ class EngineState:
         self._num_fruitless = 0
         """Preemptions since the last token that anybody emitted."""
 
-    def _members_only_cross(self) -> bool:
-        """A member of the calendar that is due takes exactly one block, and nothing needs to be noted about it."""
+    def _can_grow_plainly(self) -> bool:
+        """A member of the calendar that crosses takes exactly one block, and no detail of it is asked for."""
         return not self.detail and not getattr(self.allocator, "window_blocks", 0)
 
     def submit(self, request: Request) -> Rejection | None:

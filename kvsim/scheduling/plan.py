@@ -81,7 +81,8 @@ class StepShape(NamedTuple):
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(num_tokens for _, num_tokens in self.prefills)
+        prefills = self.prefills
+        return sum([num_tokens for _, num_tokens in prefills]) if prefills else 0
 
     @property
     def num_tokens(self) -> int:

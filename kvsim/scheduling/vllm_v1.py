@@ -7,6 +7,7 @@ limit, and in having no swap and no beam search.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvsim.scheduling import policies
 from kvsim.scheduling.builder import PlanBuilder
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.continuous import ContinuousScheduler
+from kvsim.scheduling.engine_state import by_rank
 from kvsim.types import ScenarioError
 
 
@@ -64,8 +66,16 @@ class VllmV1Scheduler(ContinuousScheduler):
         crossing = self.calendar.crossing()
         return merged(crossing, self.calendar.filling()) if self.enable_prefix_caching else crossing
 
-    def _members_only_cross(self) -> bool:
-        return not self.enable_prefix_caching and super()._members_only_cross()
+    def _continue_members(self, step: PlanBuilder) -> Seq[Sequence]:
+        """Blocks first, then registrations: the order shows only where blocks run out, and there the loop goes on."""
+        left = super()._continue_members(step)
+        if not self.enable_prefix_caching:
+            return left
+        filling = self.calendar.filling()
+        had_turn = bisect_left(filling, left[0].rank, key=by_rank) if left else len(filling)
+        for seq in filling[:had_turn]:
+            self._register_member(seq, seq.join_offset + step.tick + 1)
+        return merged(left, filling[had_turn:])
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block, or fills one."""
@@ -73,10 +83,14 @@ class VllmV1Scheduler(ContinuousScheduler):
         if (num_tokens - 1) % size == 0:
             super()._continue_member(seq, step)
         if self.enable_prefix_caching and num_tokens % size == 0 and seq.join_tick >= 0:
-            if num_tokens > seq.num_synced_tokens:
-                self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
-                seq.num_synced_tokens = num_tokens
-            self.allocator.register(seq.seq_id, num_tokens)
+            self._register_member(seq, num_tokens)
+
+    def _register_member(self, seq: Sequence, num_tokens: int) -> None:
+        """Tell the allocator of the member's tokens, then of their text."""
+        if num_tokens > seq.num_synced_tokens:
+            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
+            seq.num_synced_tokens = num_tokens
+        self.allocator.register(seq.seq_id, num_tokens)
 
     def _reset(self, seq: Sequence) -> None:
         """A victim that had its turn computes nothing in this step, so nobody may hit the blocks it registered."""

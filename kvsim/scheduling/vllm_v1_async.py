@@ -56,6 +56,13 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     def _due_members(self) -> Seq[Sequence]:
         return self.calendar.crossing()
 
+    def _continue_members(self, step: PlanBuilder) -> Seq[Sequence]:
+        left = ContinuousScheduler._continue_members(self, step)
+        if self.enable_prefix_caching:
+            for seq in step.grown:
+                self.allocator.register(seq.seq_id, seq.join_offset + step.tick)
+        return left
+
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A member needs a block; the one before was completed by a token that has been delivered by now."""
         ContinuousScheduler._continue_member(self, seq, step)
