@@ -132,17 +132,22 @@ class SchedulerReplay:
         self._last_tables: dict[int, list[int]] = {}
         self._last_shown: dict[str, Any] = {}
         self._num_empty = 0
-        self._is_dead = False
+        self._num_empty_at_end = 0
+        self._is_over = False
         self.step = 0
 
-    def next_record(self) -> dict[str, Any] | None:
-        """Run one step; None after the last."""
-        if self._is_dead or not (self.scheduler.has_work or self._arrivals):
+    def next_record(self, *, may_end: bool = False) -> dict[str, Any] | None:
+        """Run one step; None after the last.
+
+        A recorder may count empty steps from before the last arrival: with `may_end` they suffice to end a stuck case.
+        """
+        if self._is_over or not (self.scheduler.has_work or self._arrivals):
             return None
         if not self.scheduler.has_work:
             self.step = max(self.step, self._arrivals[-1]["at"])
-        if self._num_empty >= _EMPTY_STEPS_TO_STUCK and not self._arrivals:
-            self._num_empty = 0
+        num_empty = self._num_empty if may_end else self._num_empty_at_end
+        if num_empty >= _EMPTY_STEPS_TO_STUCK and not self._arrivals:
+            self._is_over = True
             return {"t": self.step, "stuck": self._ids(self.scheduler.waiting) + self._ids(self.scheduler.swapped)}
         record = self._run_step()
         self.step += 1
@@ -167,7 +172,7 @@ class SchedulerReplay:
         try:
             plan = self.scheduler.schedule(self.step)
         except OutOfHostBlocks as error:
-            self._is_dead = True
+            self._is_over = True
             pre = _preemptions(error.preempted)
             return record | {"pre": pre, "ca": self.allocator.take_answers(), "err": "SWAP_SPACE"}
         record |= self._planned(plan)
@@ -216,7 +221,8 @@ class SchedulerReplay:
 
     def _count_empty(self, plan: StepPlan) -> None:
         is_empty = plan.is_empty and not plan.preempted
-        self._num_empty = self._num_empty + 1 if is_empty and not self._arrivals else 0
+        self._num_empty = self._num_empty + 1 if is_empty else 0
+        self._num_empty_at_end = min(self._num_empty, self._num_empty_at_end + 1) if not self._arrivals else 0
 
     def _submit(self, group: dict[str, Any]) -> None:
         self.scheduler.submit(_request(group, self.scheduler.max_model_len))
@@ -263,7 +269,7 @@ def replay(case: dict[str, Any], *, engine_loop: str = "calendar") -> CaseResult
     num_fields = 0
     for expected in case["steps"]:
         before = driver.snapshot()
-        got = driver.next_record()
+        got = driver.next_record(may_end="stuck" in expected)
         if got is None:
             return CaseResult(case["id"], num_fields, Mismatch(expected["t"], "record", expected, None, before))
         for name in _names(expected, got):
@@ -272,8 +278,7 @@ def replay(case: dict[str, Any], *, engine_loop: str = "calendar") -> CaseResult
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1
     before = driver.snapshot()
-    is_stuck = bool(case["steps"]) and "stuck" in case["steps"][-1]
-    if not is_stuck and (extra := driver.next_record()):
+    if extra := driver.next_record():
         return CaseResult(case["id"], num_fields, Mismatch(extra["t"], "record", None, extra, before))
     return CaseResult(case["id"], num_fields)
 
