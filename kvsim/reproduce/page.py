@@ -1,0 +1,216 @@
+"""The generated page: every figure by its number, how near we come, and what makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvsim.reproduce import beyond, engine2023, fig2, recipe
+from kvsim.reproduce.figure import Row
+from kvsim.reproduce.published import Published, published
+from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATE
+
+if TYPE_CHECKING:
+    from kvsim.reproduce.run import Reproduction
+
+Tables = Mapping[str, Sequence[Row]]
+
+
+def number(value: float | None) -> str:
+    """At most four digits, a dash for none."""
+    return "–" if value is None else f"{value:,.4g}"
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """The rows to read first: those with a published value, or all where there is none; curves stay in the CSV."""
+    known = [row for row in rows if row.paper]
+    return known or [row for row in rows if row.quantity not in (LATENCY, RATE)]
+
+
+def sentence(name: str, rows: Sequence[Row]) -> str:
+    """How near the figure is, counted against the bars that were set before it was run."""
+    verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None]
+    judged = [(row, entry, bool(entry.is_met(row.ours or 0.0))) for row, entry in verdicts if entry and entry.bar]
+    parts = []
+    if judged:
+        met = sum(is_met for *_, is_met in judged)
+        parts.append(f"{met} of {len(judged)} values lie within their bar.")
+        parts += [_missed(row, entry) for row, entry, is_met in judged if not is_met]
+    others = [row for row, entry in verdicts if entry and not entry.bar]
+    if others:
+        parts.append("Without a bar: " + "; ".join(map(_side_by_side, others)) + ".")
+    return " ".join(parts) or _own_sentence(name, rows)
+
+
+def _bar_of(row: Row) -> Published | None:
+    return published().get((row.figure, row.series, row.x, row.quantity))
+
+
+def _missed(row: Row, entry: Published) -> str:
+    return f"Missed: {_side_by_side(row)} (bar {entry.bar})."
+
+
+def _side_by_side(row: Row) -> str:
+    return f"{row.series} {row.x} {row.quantity}: paper {row.paper.replace('..', ' to ')}, kvsim {number(row.ours)}"
+
+
+def _own_sentence(name: str, rows: Sequence[Row]) -> str:
+    return f"{len(rows)} values; the paper has none to compare." if rows else "Nothing to compare."
+
+
+def page(found: Reproduction) -> str:
+    """The whole page, as Markdown."""
+    from kvsim.reproduce.run import FIGURES
+
+    parts = [_head(found), _recipe(), _overview(found.tables)]
+    for name, rows in found.tables.items():
+        figure = FIGURES[name]
+        parts.append(f"## {figure.title}\n\n{figure.text}\n\n**{sentence(name, rows)}**\n")
+        remarks = REMARKS.get(name)
+        if remarks is not None:
+            parts.append(remarks(found.tables) + "\n")
+        parts.append(
+            f"![{figure.title}]({name}.png)\n\n{_markdown(compared(rows))}\n\nAll values: [{name}.csv]({name}.csv)\n"
+        )
+    return "\n".join(parts)
+
+
+def _head(found: Reproduction) -> str:
+    command = "kvsim reproduce all" + (" --quick" if found.quick else "")
+    return (
+        "# The PagedAttention paper, re-run\n\n"
+        "Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023: "
+        f"its figures by number, published values beside simulated ones. Made by `{command}`; no GPU was needed.\n\n"
+        "Marks: **S** the value stands in the paper's text; **M** it comes from secondary sources and fits the rest by "
+        "arithmetic; **illustration** the workload's lengths are not public, ours are stand-ins.\n"
+    )
+
+
+def _recipe() -> str:
+    lengths = "; ".join(f"{name} {prompt:g} / {output:g}" for name, (prompt, output) in recipe.MEAN_LENGTHS.items())
+    return (
+        "## Recipe\n\n"
+        "Inputs; everything else on this page is a prediction.\n\n"
+        f"* **Lengths**: real (prompt, output) pairs, as quantile tables with their correlation, scaled so that the "
+        f"means are the published ones with pairs above {recipe.MAX_MODEL_LEN:,} tokens dropped ({lengths}).\n"
+        f"* **Memory**: OPT-13B with 12 GiB of KV, 800 KiB a token: 15,728 slots; blocks of 16; OPT-66B 21 GiB, "
+        "OPT-175B 264 GiB (Table 1).\n"
+        "* **Arrivals**: Poisson, or all at once where the memory at saturation is asked for.\n"
+        "* **Orca**: iteration-level batching over contiguous regions (maximum; output rounded up to a power of two; "
+        "exact) from a buddy allocator over the 15,728 slots.\n"
+        "* **vLLM**: the engine of the paper: prompt steps apart from decode steps, recompute for single sequences and "
+        "swap for groups, watermark of 1 %.\n"
+        f"* **Step time**: kernels of the A100 profile (an 80 GB card), {engine2023.STEP_OVERHEAD_US:g} us per step "
+        f"and {engine2023.SEQUENCE_OVERHEAD_US:g} us per running sequence. The two overheads are fitted to two "
+        "published figures of vLLM 0.1 and 0.2 with LLaMA-7B (11.19 and 11.48 ms a token at batch 1; 5.99 requests/s "
+        "for 1000 ShareGPT requests at once), none of them from the paper. The card's size is not stated there; with "
+        "80 GB the second overhead would be about 400 us. Every engine pays the same.\n"
+        f"* **Beam search**: the one parameter of the beam model, theta = {recipe.BEAM_THETA:g}, is set by Figure 15's "
+        "Alpaca point at width 2.\n"
+        f"* **Sustained rate**: where mean latency / output tokens passes {BOUND_S:g} s.\n"
+        f"* Seed {recipe.SEED} everywhere: the same command gives the same bytes.\n"
+    )
+
+
+def _overview(tables: Tables) -> str:
+    from kvsim.reproduce.run import FIGURES
+
+    lines = [f"| {FIGURES[name].title.partition(':')[0]} | {sentence(name, rows)} |" for name, rows in tables.items()]
+    return "## How near\n\n| figure | |\n|---|---|\n" + "\n".join(lines) + "\n"
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    lines = ["| series | x | quantity | paper | kvsim | difference | mark |", "|---|---|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {row.series} | {row.x} | {row.quantity} | {row.paper.replace('..', ' to ') or '–'} | {number(row.ours)} | "
+        f"{number(row.difference)} | {row.mark} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _get(rows: Sequence[Row], series: str, x: str, quantity: str) -> float | None:
+    return next((row.ours for row in rows if (row.series, row.x, row.quantity) == (series, x, quantity)), None)
+
+
+def _running(name: str) -> Callable[[Tables], str]:
+    """Figure 13: what another price of a step does to vLLM's bar."""
+
+    def remark(tables: Tables) -> str:
+        varied = [row for row in tables[name] if row.x.endswith("a sequence")]
+        values = "; ".join(f"{row.x.removesuffix(' a sequence')}: {number(row.ours)}" for row in varied)
+        return (
+            "vLLM's bar is Little's law: the rate times the time a request stays. It hangs on the price of a step, so "
+            f"it has no bar of ours. With other overheads per running sequence: {values}."
+        )
+
+    return remark
+
+
+def _reasons(tables: Tables) -> str:
+    """The experiments, in words, with their figures."""
+    rows, fig2_rows = tables["differences"], tables["fig2"]
+    external = "external and others"
+    lines = []
+    for engine in recipe.ORCA[1:]:
+        buddy = _get(fig2_rows, engine, external, fig2.QUANTITY)
+        first = _get(rows, f"first-fit, {engine}", external, fig2.QUANTITY)
+        lines.append(
+            f"* First-fit instead of buddy, {engine}: external and others {number(first)} % instead of "
+            f"{number(buddy)} %. The paper's baseline owes the difference to rounding up to powers of two."
+        )
+    for engine in recipe.ENGINES:
+        real, made = (
+            _get(table, series, "token states", fig2.QUANTITY)
+            for table, series in ((fig2_rows, engine), (rows, f"log-normal, {engine}"))
+        )
+        lines.append(
+            f"* Log-normal instead of real lengths, {engine}: token states {number(made)} % instead of "
+            f"{number(real)} %."
+        )
+    way = {name: _get(rows, f"{name}, {recipe.VLLM}", "", "requests/s") for name in ("recompute", "swap")}
+    lines.append(
+        f"* Swap instead of recompute at saturation: {number(way['swap'])} requests/s instead of "
+        f"{number(way['recompute'])}."
+    )
+    for dataset in ("alpaca", "sharegpt"):
+        same, own = (
+            [number(_get(rows, f"{kind} lengths, {dataset}", str(width), "blocks saved (%)")) for width in (2, 4, 6)]
+            for kind in ("same", "independent")
+        )
+        lines.append(
+            f"* Samples of independent instead of equal length, {dataset}, n = 2, 4, 6: "
+            f"{' / '.join(own)} % of blocks saved instead of {' / '.join(same)} %."
+        )
+    return "\n".join(lines)
+
+
+def _cures(tables: Tables) -> str:
+    """Beyond the paper, in words."""
+    rows = tables["beyond"]
+    lines = []
+    for name in beyond.VARIANTS:
+        batch, rate, tail = (
+            _get(rows, name, "", measure)
+            for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
+        )
+        lines.append(f"| {name} | {number(batch)} | {number(rate)} | {number(tail)} |")
+    for dataset, (rate_per_s, *_) in beyond.SERVED.items():
+        for name in ("vLLM 2023", "vLLM today", "no-evict"):
+            series = f"{name}, {dataset} at {rate_per_s:g}/s"
+            values = (
+                _get(rows, series, "", measure)
+                for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
+            )
+            lines.append(f"| {series} | " + " | ".join(map(number, values)) + " |")
+    head = "| | requests in a batch | requests/s | p99 inter-token latency (ms) |\n|---|---:|---:|---:|\n"
+    return head + "\n".join(lines)
+
+
+REMARKS: dict[str, Callable[[Tables], str]] = {
+    "fig13a": _running("fig13a"),
+    "fig13b": _running("fig13b"),
+    "differences": _reasons,
+    "beyond": _cures,
+}
+"""What a figure's page says beside its table."""

@@ -1,0 +1,111 @@
+"""What all scenarios of the paper have in common: the model, the memory, the lengths, the 2023 engine's step.
+
+Every input of the reproduction is here or in `engine2023`; nothing in these files comes from the figures that are
+reproduced, but for the one setting that is marked so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Scenario = dict[str, Any]
+
+ORCA = ("orca-max", "orca-pow2", "orca-oracle")
+VLLM = "vllm-v0"
+ENGINES = (*ORCA, VLLM)
+
+MODEL = "opt-13b"
+KV_BYTES = {"opt-13b": "12GiB", "opt-66b": "21GiB", "opt-175b": "264GiB", "llama-13b": "12GiB"}
+"""Table 1. The paper's GB are read as GiB: 12 GiB / 800 KiB are its 15.7K slots."""
+TENSOR_PARALLEL = {"opt-13b": 1, "opt-66b": 4, "opt-175b": 8, "llama-13b": 1}
+CATALOG_MODEL = {"llama-13b": "llama-2-13b"}
+"""LLaMA-13B has the geometry of Llama-2-13B."""
+MAX_MODEL_LEN = 2048
+
+MEAN_LENGTHS = {"sharegpt": (161.31, 337.99), "alpaca": (19.31, 58.45)}
+"""Mean prompt and output of the paper's data sets: an input."""
+_SCALED_MEANS = {"sharegpt": (177.46, 340.88), "alpaca": (19.42, 58.74)}
+"""What the real pairs are scaled to so that, with pairs above 2,048 dropped, their means are the published ones."""
+
+BEAM_THETA = 0.32
+"""The beam model's parameter; set from the saving at width 2 of Alpaca in Figure 15 (`fig15.saving_at`), which is
+therefore no prediction."""
+SEED = 2023
+
+
+def lengths_of(dataset: str, **changes: Any) -> Scenario:
+    """Real pairs at the published means; `changes` replace keys."""
+    prompt_mean, output_mean = _SCALED_MEANS[dataset]
+    preset = {
+        "type": "preset",
+        "name": dataset,
+        "prompt_mean": prompt_mean,
+        "output_mean": output_mean,
+        "max_total": MAX_MODEL_LEN,
+    }
+    return preset | changes
+
+
+def poisson(rate: float) -> Scenario:
+    return {"type": "poisson", "request_rate": rate}
+
+
+ALL_AT_ONCE: Scenario = {"type": "batch"}
+"""The queue is never empty: what the memory looks like at saturation."""
+
+
+def cost_of(model: str = MODEL, **changes: Any) -> Scenario:
+    """A step of the 2023 engine."""
+    return {
+        "type": "kvsim.reproduce.engine2023:Engine2023Cost",
+        "model": CATALOG_MODEL.get(model, model),
+        "tensor_parallel_size": TENSOR_PARALLEL[model],
+    } | changes
+
+
+def scenario(
+    engine: str,
+    lengths: Scenario,
+    arrivals: Scenario,
+    num_requests: int,
+    *,
+    model: str = MODEL,
+    horizon_s: float | None = None,
+    sampling: Scenario | None = None,
+    **blocks: Scenario,
+) -> Scenario:
+    """One run of the paper's set-up; `blocks` (allocator, scheduler, workload, cost, memory) add keys to theirs."""
+    base: Scenario = {
+        "name": "reproduce",
+        "seed": SEED,
+        "engine": engine,
+        "model": CATALOG_MODEL.get(model, model),
+        "gpu": "a100-40gb",
+        "memory": {"kv_cache_memory_bytes": KV_BYTES[model]},
+        "scheduler": {"max_model_len": MAX_MODEL_LEN},
+        "workload": {"num_requests": num_requests, "arrivals": arrivals, "lengths": lengths},
+        "cost": cost_of(model),
+        "record": ["summary"],
+    }
+    if horizon_s is not None:
+        base["horizon"] = f"{horizon_s}s"
+    if sampling is not None:
+        base["workload"]["sampling"] = sampling
+    for name, keys in blocks.items():
+        base[name] = base.get(name, {}) | keys
+    return base
+
+
+def served_for(
+    engine: str, dataset: str, rate: float, seconds: float, *, lengths: Scenario | None = None, **keywords: Any
+) -> Scenario:
+    """Poisson arrivals for `seconds`, when the clock stops: requests come until the end."""
+    num_requests = round(rate * seconds * 1.1 + 50)
+    lengths = lengths_of(dataset) if lengths is None else lengths
+    return scenario(engine, lengths, poisson(rate), num_requests, horizon_s=seconds, **keywords)
+
+
+def saturated(engine: str, dataset: str, num_requests: int, **keywords: Any) -> Scenario:
+    """All requests at once: the memory at saturation is `kv_saturated` of the summary."""
+    lengths = keywords.pop("lengths", None) or lengths_of(dataset)
+    return scenario(engine, lengths, ALL_AT_ONCE, num_requests, **keywords)

@@ -1,0 +1,102 @@
+"""Running a figure's scenarios in several processes, through the ordinary API."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from kvsim.reproduce.figure import Case, Summary
+from kvsim.reproduce.recipe import Scenario
+from kvsim.reproduce.sustained import Search, search
+
+Progress = Callable[[int, int], None]
+Key = tuple[str, str]
+"""(figure, name of the case)"""
+CPU_SECONDS = "cpu_s"
+"""Beside the figures of a summary: what the case took. It enters no table."""
+
+
+def run_cases(
+    cases: Mapping[Key, Case], *, jobs: int | None = None, progress: Progress | None = None
+) -> dict[Key, Summary]:
+    """All of them, what looks longest first; in this process with `jobs=1`."""
+    results: dict[Key, Summary] = {}
+    groups = _without_repeats(cases)
+    with _executor(jobs, len(groups)) as executor:
+        for num_done, (keys, summary) in enumerate(_results(groups, executor), start=1):
+            results |= dict.fromkeys(keys, summary)
+            if progress is not None:
+                progress(num_done, len(groups))
+    return {key: results[key] for key in cases}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """One case: the flattened summary of a scenario, or what a search for a rate found."""
+    started = _cpu_s()
+    if isinstance(case, Search):
+        found = search(case, _latency_at, _throughput_of)
+    else:
+        from kvsim.metrics.export import flatten
+
+        found = flatten(_run(case).summary)
+    return found | {CPU_SECONDS: _cpu_s() - started}
+
+
+def _run(scenario: Scenario) -> Any:
+    from kvsim.runs import run
+
+    return run(scenario)
+
+
+def _throughput_of(scenario: Scenario) -> float:
+    return float(_run(scenario).summary["request_throughput"])
+
+
+def _latency_at(scenario: Scenario) -> float:
+    """Mean over requests of end-to-end latency / output tokens, s (PagedAttention paper, section 6.1)."""
+    requests = _run(scenario | {"record": ["summary", "requests"]}).requests
+    served = requests[requests["status"] == "finished"]
+    return float((served["e2el_ms"] / served["output_tokens"]).mean() / 1000)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _without_repeats(cases: Mapping[Key, Case]) -> list[tuple[list[Key], Case]]:
+    """Figures share runs; each is made once."""
+    groups: dict[str, tuple[list[Key], Case]] = {}
+    for key, case in cases.items():
+        groups.setdefault(repr(case), ([], case))[0].append(key)
+    return sorted(groups.values(), key=lambda group: -_size(group[1]))
+
+
+def _size(case: Case) -> float:
+    scenario = case.scenario if isinstance(case, Search) else case
+    workload = scenario["workload"]
+    sampling = workload.get("sampling", {})
+    num_requests = workload["num_requests"] * max(1, sampling.get("n", 1), 2 * sampling.get("beam_width", 0))
+    return float(num_requests * (6 if isinstance(case, Search) else 1))
+
+
+def _executor(jobs: int | None, num_groups: int) -> AbstractContextManager[Executor | None]:
+    from kvsim.sweeps.executors import default_jobs, local_executor
+
+    wanted = min(default_jobs() if jobs is None else jobs, max(1, num_groups))
+    return nullcontext() if wanted == 1 else local_executor(wanted)
+
+
+def _results(
+    groups: list[tuple[list[Key], Case]], executor: Executor | None
+) -> Iterator[tuple[list[Key], dict[str, Any]]]:
+    if executor is None:
+        for keys, case in groups:
+            yield keys, run_case(case)
+        return
+    futures = {executor.submit(run_case, case): keys for keys, case in groups}
+    for future in as_completed(futures):
+        yield futures[future], future.result()
