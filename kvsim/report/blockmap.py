@@ -9,6 +9,7 @@ the state after all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from kvsim.memory.contiguous import ContiguousAllocator
@@ -174,7 +175,7 @@ class BlockMapObserver:
 def _next_starts(starts: list[int], holes: Iterable[tuple[int, int]], end: int) -> dict[int, int]:
     """Where the extent that begins at each start ends: regions and holes tile the address space."""
     bounds = sorted({*starts, *(start for start, _ in holes), end})
-    after = dict(zip(bounds, bounds[1:], strict=False))
+    after = dict(pairwise(bounds))
     return {start: after[start] for start in starts}
 
 
@@ -207,9 +208,7 @@ def recording(observer: BlockMapObserver, journal: Journal | None, names: Mappin
         "waiting": [frame.num_waiting for frame in frames],
         "swapped": [frame.num_swapped for frame in frames],
         "requests": request_ids,
-        "sequences": [
-            [place[seq.request.request_id], seq.sample, seq.prompt_len, seq.final_len] for seq in sequences
-        ],
+        "sequences": [[place[seq.request.request_id], seq.sample, seq.prompt_len, seq.final_len] for seq in sequences],
         "frames": _encode(frames, _copies_by_frame(events, [frame.t_ns for frame in frames])),
         "lives": _lives(events, names, place),
     }

@@ -75,9 +75,9 @@ COMPARE_PICTURES = {
 }
 
 PAGED_TEXT = (
-    "Every cell is one physical block of {block_size} token slots. Its colour is the request that owns it (seven colours, "
-    "used again and again: choose a request to see its blocks alone), the solid part is how full it is. Watch blocks of "
-    "one request lie anywhere, and only its last one be partly empty."
+    "Every cell is one physical block of {block_size} token slots. Its colour is the request that owns it (seven "
+    "colours, used again and again: choose a request to see its blocks alone), the solid part is how full it is. The "
+    "blocks of one request lie anywhere, in no order; its block table says where. Only its last block is partly empty."
 )
 CONTIGUOUS_TEXT = (
     "The address space, row by row: every request owns one unbroken region, taken whole when it was admitted. Solid is "
@@ -111,14 +111,14 @@ def run_page(result: RunResult, folder: Path | None = None, notes: Sequence[str]
     body = [
         _warnings(warnings),
         _section("Headline figures", _cards(summary)),
-        _section("Where the KV memory went", _memory_table({"": summary})),
         _block_map([result]),
+        _section("Where the KV memory went", _memory_table({"": summary})),
         _section("Pictures", _pictures(_run_pictures(result, folder), PICTURES)),
         _scenario(folder),
     ]
     lead = (
-        f"One simulated run: engine {summary['engine']}, seed {summary['seed']}, "
-        f"{summary['num_requests']:,} requests, {summary['num_gpu_blocks']:,} KV blocks of {summary['block_size']} slots."
+        f"One simulated run: engine {summary['engine']}, seed {summary['seed']}, {summary['num_requests']:,} requests, "
+        f"{summary['num_gpu_blocks']:,} KV blocks of {summary['block_size']} slots."
     )
     return _page(f"kvsim: {summary['name']}", lead, body, summary, [result])
 
@@ -249,7 +249,7 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
         intro = "Shares of all KV slots, averaged over time."
     else:
         columns = {engine: summary["kv_saturated"] or summary["kv"] for engine, summary in summaries.items()}
-        intro = "Shares of all KV slots, averaged over the time in which requests wait (where none ever did: all of it)."
+        intro = "Shares of all KV slots, averaged over the time in which requests wait (all of it where none did)."
     columns = {name: shares for name, shares in columns.items() if isinstance(shares, Mapping)}
     head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
     rows = "".join(
@@ -273,52 +273,69 @@ def _block_map(runs: Sequence[RunResult]) -> str:
         explanation = PAGED_TEXT.format(block_size=recordings[0]["block_size"])
     else:
         explanation = CONTIGUOUS_TEXT
+    sights = set().union(*map(_sights, recordings))
     legend = "\n".join(
         f'<li><svg viewBox="0 0 18 18" aria-hidden="true">{drawing}</svg>{_text(words)}</li>'
-        for kind, drawing, words in LEGEND
-        if kind in kinds or kind == "both"
+        for sight, drawing, words in LEGEND
+        if sight in sights
     )
     return _filled(_static("blockmap.html"), explanation=_text(explanation), legend=legend)
+
+
+def _sights(recording: Recording) -> set[str]:
+    """What there is to see on a map, by the names of the legend."""
+    frames = recording["frames"]
+    sights = {"tokens", "free"}
+    if recording["kind"] == "paged":
+        requests = [request for request, *_ in recording["sequences"]]
+        has_idle = any(idle[0] for _, _, _, idle, _, _ in frames)
+        sights |= {"partial"} | ({"idle"} if has_idle else set())
+        sights |= {"shared"} if has_idle or len(set(requests)) < len(requests) else set()
+    else:
+        sights |= {"reserved", "unused"}
+        is_rounded = any(size > length for tables, *_ in frames for _, _, length, size in tables)
+        sights |= {"rounding"} if is_rounded else set()
+    return sights | ({"copied"} if any(copies for *_, copies in frames) else set())
 
 
 _FULL = '<rect x="1" y="1" width="16" height="16" fill="#0072B2"/>'
 _HATCH = '<path d="M1 12L12 1M4 17L17 4M11 17L17 11" stroke="var(--unused-mark)"/>'
 LEGEND = (
-    ("both", _FULL, "holds tokens, in its request's colour"),
+    ("tokens", _FULL, "holds tokens, in its request's colour"),
     (
-        "paged",
+        "partial",
         '<rect x="1" y="1" width="16" height="16" fill="#0072B2" opacity=".3"/>'
         '<rect x="1" y="11" width="16" height="6" fill="#0072B2"/>',
         "partly filled",
     ),
     (
-        "paged",
+        "shared",
         _FULL + '<circle cx="9" cy="9" r="4" fill="var(--shared)" stroke="var(--shared-edge)"/>',
         "shared: more than one table names it",
     ),
     (
-        "paged",
+        "copied",
         _FULL + '<rect x="2" y="2" width="14" height="14" fill="none" stroke="var(--ink)" stroke-width="3"/>',
         "just copied (dashed line: from where)",
     ),
     (
-        "paged",
+        "idle",
         '<rect x="1" y="1" width="16" height="16" fill="var(--idle)"/><path d="M3 9H15" stroke="var(--idle-mark)"/>',
         "cached, idle",
     ),
-    ("contiguous", '<rect x="1" y="1" width="16" height="16" fill="#0072B2" opacity=".35"/>', "reserved, to be filled"),
+    ("reserved", '<rect x="1" y="1" width="16" height="16" fill="#0072B2" opacity=".35"/>', "reserved, to be filled"),
     (
-        "contiguous",
+        "unused",
         f'<rect x="1" y="1" width="16" height="16" fill="var(--unused)"/>{_HATCH}',
         "reserved, never used (internal fragmentation)",
     ),
     (
-        "contiguous",
+        "rounding",
         '<rect x="1" y="1" width="16" height="16" fill="var(--rounding)"/>'
         '<path d="M1 6L12 17M4 1L17 14M11 1L17 7" stroke="var(--unused-mark)"/>',
         "rounding by the buddy placement",
     ),
-    ("both", '<rect x="1" y="1" width="16" height="16" fill="var(--free)"/>', "free (between regions: a hole)"),
+    ("free", '<rect x="1" y="1" width="16" height="16" fill="var(--free)"/>', "free (between regions: a hole)"),
 )
 
 
