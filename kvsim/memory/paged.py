@@ -333,7 +333,8 @@ class PagedAllocator:
 
     def num_slots(self, seq_id: SeqId) -> int:
         """Table length x block size."""
-        return len(self._any_table(seq_id).block_ids) * self.block_size
+        table = self._tables.get(seq_id) or self._any_table(seq_id)
+        return len(table.block_ids) * self.block_size
 
     def block_table(self, seq_id: SeqId) -> tuple[BlockId, ...]:
         """A snapshot of the table, in logical order; host ids if the sequence is swapped."""
@@ -398,17 +399,20 @@ class PagedAllocator:
 
     def usage(self) -> Usage:
         """Counts at this instant; O(1)."""
-        num_free = len(self.pool.free)
+        pool, host = self.pool, self.host
+        num_free = len(pool.free)
         return Usage(
-            num_blocks=self.pool.num_blocks,
-            num_used=self.pool.num_blocks - num_free,
-            num_cached_idle=self._num_cached_idle,
-            num_free=num_free - self._num_cached_idle,
-            num_shared=self.pool.num_shared,
-            num_evicted=self.num_evicted,
-            num_host_used=self.host.num_blocks - len(self.host.free),
-            num_host_blocks=self.host.num_blocks,
-            num_logical=self._num_logical,
+            pool.num_blocks,
+            pool.num_blocks - num_free,
+            self._num_cached_idle,
+            num_free - self._num_cached_idle,
+            pool.num_shared,
+            self.num_evicted,
+            host.num_blocks - len(host.free),
+            host.num_blocks,
+            0,
+            0,
+            self._num_logical,
         )
 
     def audit(self) -> None:

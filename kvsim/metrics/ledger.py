@@ -12,7 +12,7 @@ partial tail is shared (between a fork and its first write) the ledger recounts 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.memory.interface import KVAllocator, Usage
 from kvsim.request import Sequence, Status
@@ -67,7 +67,7 @@ class Ledger:
     def __init__(self, scheduler: Scheduler, on_release: Callable[[Sequence, int], None]) -> None:
         self.scheduler = scheduler
         self.on_release = on_release
-        self.allocator: KVAllocator = scheduler.allocator
+        self.allocator: Any = scheduler.allocator
         self.block_size = self.allocator.block_size
         self.capacity = self.allocator.num_blocks * self.block_size
         self.corrections: list[Correction] = []
@@ -81,11 +81,23 @@ class Ledger:
         self._stored = 0
         self._slots = 0
         self._over = 0
+        self._can_share_tails = hasattr(self.allocator, "num_shared_partial_tails")
         self._has_leaks = getattr(self.allocator, "upstream_faults", False)
         self._is_contiguous = self.block_size == 1 and hasattr(self.allocator, "holes")
 
     def measure(self, plan: StepPlan, usage: Usage) -> Parts:
         """The parts while the step runs: its allocations made, its tokens counted as stored."""
+        if plan.preempted or plan.admitted or plan.resumed or plan.released:
+            self._on_moves(plan)
+        if plan.grown:
+            self._regrow(plan.grown)
+        shape = plan.shape
+        self._stored += shape.num_decodes
+        for _, num_tokens in shape.prefills:
+            self._stored += num_tokens
+        return self._parts(plan, usage)
+
+    def _on_moves(self, plan: StepPlan) -> None:
         for seq in plan.released:
             self._release(seq, 0)
         for preemption in plan.preempted:
@@ -96,13 +108,6 @@ class Ledger:
             self._hold(admission.seq, admission.num_hit_tokens)
         for seq in plan.resumed:
             self._hold(seq, self._swapped.pop(seq.seq_id))
-        if plan.grown:
-            self._regrow(plan.grown)
-        shape = plan.shape
-        self._stored += shape.num_decodes
-        for _, num_tokens in shape.prefills:
-            self._stored += num_tokens
-        return self._parts(plan, usage)
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
         """The measured step took this long."""
@@ -145,6 +150,7 @@ class Ledger:
 
     def _regrow(self, grown: tuple[Sequence, ...]) -> None:
         num_slots, all_held = self.allocator.num_slots, self._held
+        num_steps, elapsed_ns, saturated_ns = self.num_steps, self.elapsed_ns, self.saturated_ns
         for seq in grown:
             held = all_held[seq.seq_id]
             slots = num_slots(seq.seq_id)
@@ -155,9 +161,7 @@ class Ledger:
             if slots > seq.final_len:
                 self._over += slots - seq.final_len - held.over
                 held.over = slots - seq.final_len
-            held.since_step = self.num_steps
-            held.since_ns = self.elapsed_ns
-            held.since_saturated_ns = self.saturated_ns
+            held.since_step, held.since_ns, held.since_saturated_ns = num_steps, elapsed_ns, saturated_ns
 
     def _mark(self, held: _Held) -> None:
         held.since_step = self.num_steps
@@ -200,22 +204,22 @@ class Ledger:
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size
-        if getattr(self.allocator, "num_shared_partial_tails", 0):
+        if self._can_share_tails and self.allocator.num_shared_partial_tails:
             token_states, reserved, internal = recount(self.scheduler)
         else:
             token_states = self._stored - (usage.num_logical - usage.num_used) * size
             reserved = self._slots - self._over - self._stored
-            internal = self._over + self._num_leaked() * size
+            internal = self._over + self._num_leaked() * size if self._has_leaks else self._over
         external = usage.num_rounding_slots
         free = usage.num_free * size
-        if plan.waits_for_memory and plan.head_slots <= free and self._is_contiguous:
+        if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= free:
             external += free
             free = 0
         return Parts(token_states, reserved, internal, external, usage.num_cached_idle * size, free)
 
     def _num_leaked(self) -> int:
         """Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for."""
-        return getattr(self.allocator, "num_leaked_blocks", 0) if self._has_leaks else 0
+        return getattr(self.allocator, "num_leaked_blocks", 0)
 
 
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:

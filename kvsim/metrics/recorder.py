@@ -201,6 +201,19 @@ class Recorder:
         if sum(parts) != self.capacity or min(parts) < 0:
             check_parts(parts, self.capacity, plan.step)
         self._planned.append((plan.step, parts, usage))
+        if plan.preempted or plan.admitted or plan.prefills or plan.rejected or plan.resumed:
+            self._on_moves(plan, now)
+        if plan.copies:
+            self._on_copies(plan)
+        if self._num_forked:
+            self._on_forked_growth(plan)
+        if plan.skipped:
+            self.gaps.on_skipped(plan.skipped)
+        if self.check:
+            self._check(plan, parts)
+
+    def _on_moves(self, plan: StepPlan, now: Ns) -> None:
+        """Requests that changed their place in this plan, and what is computed again."""
         for rejection in plan.rejected:
             self._on_rejected(rejection, now)
         for preemption in plan.preempted:
@@ -212,14 +225,6 @@ class Recorder:
         if self._high_water:
             for chunk in plan.prefills:
                 self._on_chunk(chunk)
-        if plan.copies:
-            self._on_copies(plan)
-        if self._num_forked:
-            self._on_forked_growth(plan)
-        if plan.skipped:
-            self.gaps.on_skipped(plan.skipped)
-        if self.check:
-            self._check(plan, parts)
 
     def _on_rejected(self, rejection: Rejection, now: Ns) -> None:
         """An engine gave up on a request that it had taken in (vllm-v0 ignores a prompt it cannot hold)."""
@@ -287,28 +292,29 @@ class Recorder:
             step, parts, usage = self._planned.popleft()
         self._append_row(plan, parts, usage, start_ns, duration_ns)
         self.ledger.on_step(duration_ns, plan.num_waiting > 0)
-        self.ledger.on_outcome(outcome)
         self.totals.num_emitted_tokens += outcome.num_emitted_tokens
         self.gaps.on_step(plan, outcome, end_ns)
+        if outcome.started or outcome.ended or outcome.delivered or outcome.pruned or outcome.released:
+            self._on_events(outcome, end_ns)
+
+    def _on_events(self, outcome: StepOutcome, end_ns: Ns) -> None:
+        """Sequences that began to emit, forked or ended with this step."""
+        self.ledger.on_outcome(outcome)
+        live = self.live
         for fork in outcome.forks:
             self._on_fork(fork.parent, fork.child)
-        for seq in (*outcome.started, *outcome.delivered):
-            log = self.live[seq.request.request_id]
+        for seq in outcome.started + outcome.delivered:
+            log = live[seq.request.request_id]
             if log.first_token_ns == NEVER:
                 log.first_token_ns = end_ns
-        for seq in outcome.ended:
-            self._on_sequence_end(seq)
-        for seq in outcome.pruned:
+        for seq in outcome.ended + outcome.pruned:
             self._on_sequence_end(seq)
         for request_id in outcome.finished_requests:
-            self._end(self.live.pop(request_id), Status.FINISHED, "", end_ns)
+            self._end(live.pop(request_id), Status.FINISHED, "", end_ns)
 
     def _append_row(self, plan: StepPlan, parts: Parts, usage: Usage, start_ns: Ns, duration_ns: Ns) -> None:
-        shape = plan.shape
-        num_hits = 0
-        for admission in plan.admitted:
-            num_hits += admission.num_hit_tokens
-        totals = self.totals
+        shape, totals = plan.shape, self.totals
+        num_hits = sum([admission.num_hit_tokens for admission in plan.admitted]) if plan.admitted else 0
         totals.num_steps += 1
         if plan.num_running > totals.running_peak:
             totals.running_peak = plan.num_running
@@ -340,7 +346,7 @@ class Recorder:
             )
         )
         self._num_evicted = usage.num_evicted
-        if len(self.steps.rows) >= CHUNK_ROWS:
+        if not totals.num_steps % CHUNK_ROWS:
             self.flush()
 
     def _on_fork(self, parent: Sequence, child: Sequence) -> None:
