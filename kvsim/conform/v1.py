@@ -76,9 +76,10 @@ def _state_before(case: Record, step: int, engine_loop: str) -> Record:
     return driver.state()
 
 
-def make_driver(case: Record, engine_loop: str = "calendar") -> Driver:
-    """The driver that the case's format asks for."""
-    return AsyncDriver(case, engine_loop) if is_async_case(case) else Driver(case, engine_loop)
+def make_driver(case: Record, engine_loop: str = "calendar", *, detail: bool = True) -> Driver:
+    """The driver that the case's format asks for; without `detail` its records lack the decodes, as `run` does."""
+    make = AsyncDriver if is_async_case(case) else Driver
+    return make(case, engine_loop, detail=detail)
 
 
 class Driver:
@@ -86,7 +87,7 @@ class Driver:
 
     scheduler_class: type[VllmV1Scheduler] = VllmV1Scheduler
 
-    def __init__(self, case: Record, engine_loop: str) -> None:
+    def __init__(self, case: Record, engine_loop: str, *, detail: bool = True) -> None:
         config = case["config"]
         self.is_compact = case.get("trace") == "compact"
         self.allocator = PagedAllocator(
@@ -108,7 +109,7 @@ class Driver:
             reserve_full_isl=config["reserve_full_isl"],
             max_loras=config["max_loras"],
             engine_loop=engine_loop,
-            detail=True,
+            detail=detail,
             upstream_faults=True,
         )
         self._read_requests(case["requests"])
@@ -229,8 +230,8 @@ class AsyncDriver(Driver):
 
     scheduler_class = VllmV1AsyncScheduler
 
-    def __init__(self, case: Record, engine_loop: str) -> None:
-        super().__init__(case, engine_loop)
+    def __init__(self, case: Record, engine_loop: str, *, detail: bool = True) -> None:
+        super().__init__(case, engine_loop, detail=detail)
         self.queue: deque[tuple[int, StepPlan]] = deque()
         self.is_dirty = False
         """A request ended since the last call of schedule."""

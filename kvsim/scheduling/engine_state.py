@@ -173,8 +173,10 @@ class EngineState:
                 f"may have to compute {stored} tokens at once, "
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and enable_chunked_prefill is off"
             )
-        if group.num_seats > self.max_num_seqs:
-            return f"runs {group.num_seats} sequences, max_num_seqs is {self.max_num_seqs}"
+        if (num_seats := group.num_seats) > self.max_num_seqs:
+            return f"runs {num_seats} sequences, max_num_seqs is {self.max_num_seqs}"
+        if num_seats == 1 and not self.reservation and stored <= self.allocator.num_blocks * self.allocator.block_size:
+            return None
         return self._why_no_memory(group, stored)
 
     def _why_no_memory(self, group: Group, stored: int) -> str | None:

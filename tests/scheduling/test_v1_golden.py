@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.conform.v1 import replay
+from kvsim.conform.v1 import make_driver, replay
 from tests.conftest import SHARED, needs_shared
 
 FOLDERS = {"v1": 62, "v1-async": 40}
@@ -28,6 +28,23 @@ def test_every_recorded_field_agrees(folder: str, engine_loop: str) -> None:
     results = [replay(load(path), engine_loop=engine_loop) for path in paths]
     assert [result.mismatch for result in results if not result.agrees] == []
     assert all(result.num_fields > 10 for result in results)
+
+
+WITHOUT_DETAIL = ("t", "fr", "q", "nc", "fq", "f", "p", "w", "e", "a", "k", "am", "rs", "o")
+
+
+@needs_shared
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_calendar_agrees_without_detail(folder: str) -> None:
+    """As `run` uses it: decodes are counted in bulk, and everything else must come out as recorded."""
+    num_fast = 0
+    for path in sorted((SHARED / "golden" / folder).glob("*.json")):
+        case = load(path)
+        driver = make_driver(case, detail=False)
+        for expected, got in zip(case["expected"]["steps"], driver.records(), strict=False):
+            assert [expected.get(name) for name in WITHOUT_DETAIL] == [got.get(name) for name in WITHOUT_DETAIL], path
+        num_fast += driver.scheduler.num_fast_steps
+    assert num_fast > 1_000
 
 
 def perturbed(value: Any) -> Any:
