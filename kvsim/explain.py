@@ -223,7 +223,9 @@ class LifeStory:
     def _goal(self, reason: str) -> str:
         if reason in _LIMITS:
             return f"the {reason} ({_LIMITS[reason]} = {getattr(self.scheduler, _LIMITS[reason], '?')})"
-        return "free blocks" if reason == "blocks" else reason
+        if reason != "blocks":
+            return reason
+        return "free blocks" if self.scheduler.allocator.block_size > 1 else "free slots"
 
     def _farewell(self, now: Ns) -> str:
         assert self.request is not None

@@ -111,6 +111,8 @@ class VllmV0Scheduler:
         detail: bool = False,
         upstream_faults: bool = False,
     ) -> None:
+        if not isinstance(allocator, PagedAllocator):
+            raise ScenarioError(f"the vllm-v0 scheduler works on paged memory, not on {type(allocator).__name__}")
         if max_num_batched_tokens < max_model_len and not upstream_faults:
             raise ScenarioError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_model_len ({max_model_len}): this "

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.memory import PagedAllocator
+from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.request import Request, Sampling, Sequence, Status
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.scheduling.vllm_v0 import OutOfHostBlocks, VllmV0Scheduler
@@ -319,6 +320,8 @@ def test_an_abort_gives_everything_back_and_a_second_one_is_harmless(moment: str
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="works on paged memory, not on ContiguousAllocator"):
+        VllmV0Scheduler(ContiguousAllocator(64))  # type: ignore[arg-type]
     with pytest.raises(ScenarioError, match=r"max_num_batched_tokens \(32\) is below max_model_len \(64\)"):
         make(9, max_num_batched_tokens=32)
     with pytest.raises(ScenarioError, match="preemption: 'drop' is unknown; it is one of auto, recompute, swap"):
