@@ -1,0 +1,41 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvsim.cli import COMMANDS, _exists
+
+GENERATOR = Path(__file__).resolve().parents[2] / "docs" / "_gen" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", GENERATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_pages_are_up_to_date(generator: ModuleType) -> None:
+    assert list(generator.out_of_date()) == [], "run: python docs/_gen/generate.py"
+
+
+def test_every_command_is_documented(generator: ModuleType) -> None:
+    page = generator.commands_page()
+    assert all(f"## kvsim {name}\n" in page for name in COMMANDS if _exists(name))
+
+
+def test_every_key_has_a_row(generator: ModuleType) -> None:
+    from kvsim.scenario.schema import Scenario
+
+    page = generator.scenario_page()
+    definitions = Scenario.model_json_schema()["$defs"]
+    keys = {key for block in definitions.values() for key in block["properties"]} - {"type"}
+    assert all(f"| `{key}` |" in page for key in keys)
