@@ -47,7 +47,7 @@ SHOW_TRACEBACK = "KVSIM_TRACEBACK"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 done, 2 bad input, 130 interrupted, 1 anything else."""
     args = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _terminate)
+    _handle_signals()
     try:
         code = _dispatch(args)
         sys.stdout.flush()
@@ -69,6 +69,8 @@ def _dispatch(args: list[str]) -> int:
         code = typer.main.get_command(app).main(args=args, prog_name="kvsim", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
@@ -131,6 +133,21 @@ def _fail(message: str, code: int) -> int:
     except OSError:
         return code
     return code
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. A class of its own, because Python remembers a plain KeyboardInterrupt that passed through `exec` (as in
+    making a dataclass) and dies by the signal at exit although it was handled."""
+
+
+def _handle_signals() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise Interrupted
 
 
 def _terminate(signum: int, frame: object) -> None:
