@@ -232,8 +232,6 @@ class VllmV0Scheduler:
             self._complete_prompts(outcome)
         return outcome.build()
 
-    # admission
-
     def _admit_waiting(self, draft: StepDraft) -> None:
         """Admit from the head of the line until the first refusal; nobody is overtaken."""
         batch = PromptBatch()
@@ -287,8 +285,6 @@ class VllmV0Scheduler:
         del self.groups[group.request_id]
         _set_status(group, Status.REJECTED)
         draft.rejected.append(Rejection(group.seqs[0], reason))
-
-    # running
 
     def _continue_running(self, draft: StepDraft) -> None:
         """Give every running sequence the slot of its next token, the oldest first, at the cost of the youngest."""
@@ -345,8 +341,6 @@ class VllmV0Scheduler:
         draft.decodes = None
         if self.detail or not self.uses_calendar:
             draft.decodes = [seq for group in self.running.values() for seq in group.seqs]
-
-    # preemption and return
 
     def _preempt(self, group: Group, draft: StepDraft) -> None:
         """Take a group off the device: to the host, or to the head of the line to be computed again."""
@@ -407,8 +401,6 @@ class VllmV0Scheduler:
             draft.resumed.append(seq)
             draft.copies += self.memory.append(seq).copies
             self._note_table(draft, seq)
-
-    # outcomes
 
     def _complete_prompts(self, outcome: OutcomeBuilder) -> None:
         for group in self._scheduled:
@@ -508,8 +500,6 @@ class VllmV0Scheduler:
         seq.status = Status.FINISHED
         self.allocator.free(seq.seq_id)
 
-    # running order
-
     def _join(self, group: Group) -> None:
         """Put a group at the end of running; a decode step will sort it in by arrival."""
         self._num_joined += 1
@@ -547,8 +537,6 @@ class VllmV0Scheduler:
 
     def _stepwise_sequences(self) -> list[Sequence]:
         return [seq for group in self.stepwise.values() for seq in group.seqs]
-
-    # sequences and tables
 
     def _make_sequence(self, request: Request, sample: int) -> Sequence:
         seq = Sequence(self._num_sequences_made, request, 0 if request.sampling.beam_width else sample)

@@ -46,9 +46,6 @@ def test_every_recorded_asynchronous_case_agrees(shared_dir: Path) -> None:
     assert conform([shared_dir / "golden" / "v1-async"]).agrees
 
 
-# One recorded value of each kind, made wrong.
-
-
 def altered(value: Any) -> Any:
     """A value that is not the same, of the same kind where that is possible."""
     match value:
@@ -126,9 +123,6 @@ def test_an_unknown_field_cannot_agree() -> None:
     assert (result.mismatch.step, result.mismatch.field) == (3, "extra")
 
 
-# What the report shows.
-
-
 @pytest.fixture
 def wrong_block(tmp_path: Path) -> Path:
     """Two good cases and one whose record of step 13 names block 99 where the engine takes 48."""
@@ -163,9 +157,6 @@ def test_json_holds_every_case_and_the_mismatch(wrong_block: Path) -> None:
     assert (wrong["mismatch"]["step"], wrong["mismatch"]["field"]) == (13, "bt")
     assert wrong["mismatch"]["expected"]["7000"][3] == 99
     assert wrong["mismatch"]["state_before"]["running"] == [3, 4]
-
-
-# What cannot be replayed.
 
 
 def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:

@@ -117,9 +117,6 @@ def outcome_values(outcome: StepOutcome) -> tuple[Any, ...]:
     )
 
 
-# Steps and admission.
-
-
 def test_a_prompt_step_holds_up_the_decodes() -> None:
     run = start(make(20), request("a", 6, 4))
     run.step()
@@ -170,9 +167,6 @@ def test_the_watermark_holds_for_admission_alone() -> None:
 def test_the_model_length_ends_a_sequence_one_token_late() -> None:
     run = start(make(40), request("a", 62, 9)).to_the_end()
     assert sum(outcome.num_emitted_tokens for outcome in run.outcomes) == 3
-
-
-# Groups.
 
 
 def test_samples_fork_at_the_first_token_and_copy_the_shared_tail() -> None:
@@ -231,9 +225,6 @@ def test_a_sliding_window_reuses_its_own_blocks() -> None:
     run = start(make(4, sliding_window=8), request("a", 6, 20)).to_the_end()
     assert max(plan.shape.num_table_entries for plan in run.plans) == 7
     assert run.preemptions == []
-
-
-# Faults, mended and not.
 
 
 def test_who_can_never_be_served_is_rejected_with_both_numbers() -> None:
@@ -328,9 +319,6 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
         make(9, preemption="drop")
     with pytest.raises(ScenarioError, match="engine_loop: 'slow' is unknown"):
         make(9, engine_loop="slow")
-
-
-# Laws over random loads.
 
 
 @st.composite
