@@ -1,0 +1,134 @@
+"""Which points a sweep has, and how its command line is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsim.scenario.resolve import ResolvedScenario, scenario_from_dict
+from kvsim.sweeps.grid import make_grid, parse_varies, parse_vary, seeds_of, values_of
+from kvsim.types import ScenarioError
+
+SMALL = {"name": "small", "memory": {"num_gpu_blocks_override": 64}, "workload": {"num_requests": 3}}
+
+
+@pytest.fixture
+def base() -> ResolvedScenario:
+    return scenario_from_dict(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b=8,16,32", ("a.b", [8, 16, 32])),
+        ("a=1:10:3", ("a", [1, 4, 7, 10])),
+        ("a=1:10:4", ("a", [1, 5, 9])),
+        ("a=0:1:0.25", ("a", [0.0, 0.25, 0.5, 0.75, 1.0])),
+        ("a=0:0.3:0.1", ("a", [0.0, 0.1, 0.2, 0.3])),
+        ("engine=paged,orca-max", ("engine", ["paged", "orca-max"])),
+        ("a=true,false", ("a", [True, False])),
+        ("a = 8GiB , 16GiB", ("a", ["8GiB", "16GiB"])),
+        ("a=5", ("a", [5])),
+        ("a=5:5:1", ("a", [5])),
+    ],
+)
+def test_values_are_read(text: str, expected: tuple[str, list[object]]) -> None:
+    assert parse_vary(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "=1,2",
+        "a=",
+        "a=1,,2",
+        "a=,",
+        "a=2:1:1",
+        "a=1:2:0",
+        "a=1:2:-1",
+        "a=1:b:1",
+        "a=1:inf:1",
+        "a=.nan:1:1",
+        "a=true:3:1",
+        "a=0:1e9:1e-9",
+        "a=1:1e400:1",
+        f"a=1:{'9' * 400}:1",
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--vary"):
+        parse_vary(text)
+
+
+def test_a_key_is_varied_once() -> None:
+    with pytest.raises(ScenarioError, match="a is varied twice"):
+        parse_varies(["a=1", "a=2"])
+
+
+def test_the_grid_has_every_combination_with_every_seed(base: ResolvedScenario) -> None:
+    points = make_grid(base, {"allocator.block_size": [8, 16], "workload.num_requests": [1, 2, 3]}, seeds=[4, 5])
+    assert len(points) == 12
+    assert points[0].record == {"allocator.block_size": 8, "workload.num_requests": 1, "seed": 4}
+    assert points[-1].record == {"allocator.block_size": 16, "workload.num_requests": 3, "seed": 5}
+    assert len({point.key for point in points}) == 12
+
+
+def test_zipped_lists_stand_side_by_side(base: ResolvedScenario) -> None:
+    vary = {"allocator.block_size": [8, 16], "workload.num_requests": [1, 2]}
+    points = make_grid(base, vary, seeds=[0], is_zipped=True)
+    assert [tuple(point.values.values()) for point in points] == [(8, 1), (16, 2)]
+    with pytest.raises(ScenarioError, match="equally long"):
+        make_grid(base, vary | {"workload.num_requests": [1]}, seeds=[0], is_zipped=True)
+
+
+def test_a_value_given_twice_is_one_point(base: ResolvedScenario) -> None:
+    assert len(make_grid(base, {"allocator.block_size": [8, 8, 16]}, seeds=[0])) == 2
+
+
+def test_a_point_is_known_by_what_decides_its_figures(base: ResolvedScenario) -> None:
+    few = make_grid(base, {"allocator.block_size": [16]}, seeds=[1])
+    more = make_grid(base, {"allocator.block_size": [8, 16]}, seeds=[0, 1])
+    assert few[0].key == more[3].key
+    assert few[0].key != make_grid(base, {"allocator.block_size": [16]}, seeds=[2])[0].key
+
+
+def test_a_point_is_another_one_when_its_trace_changes(tmp_path) -> None:
+    trace = tmp_path / "trace.csv"
+    keys = set()
+    for last in ("30", "31"):
+        trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,10,20\n1,10,{last}\n")
+        base = scenario_from_dict({"workload": {"trace": str(trace)}})
+        keys.add(make_grid(base, {"allocator.block_size": [16]}, seeds=[1])[0].key)
+    assert len(keys) == 2
+
+
+def test_one_senseless_point_leaves_the_others(base: ResolvedScenario) -> None:
+    points = make_grid(base, {"allocator.block_size": [8, 0]}, seeds=[0])
+    assert points[0].scenario is not None
+    assert points[1].scenario is None
+    assert "block_size" in points[1].error
+
+
+@pytest.mark.parametrize("vary", [{"allocator.blok_size": [8, 16]}, {"seed": [1, 2]}, {"allocator.block_size": [0]}])
+def test_a_grid_without_any_sense_is_refused(base: ResolvedScenario, vary: dict[str, list[int]]) -> None:
+    with pytest.raises(ScenarioError):
+        make_grid(base, vary, seeds=[0])
+
+
+def test_too_many_points_are_refused_before_they_are_made(base: ResolvedScenario) -> None:
+    with pytest.raises(ScenarioError, match="at most"):
+        make_grid(base, {"allocator.block_size": range(10**6), "workload.num_requests": range(10**6)}, seeds=[0])
+
+
+def test_seeds_are_counted_from_the_scenarios_own_or_named() -> None:
+    assert seeds_of(3, 7) == (7, 8, 9)
+    assert seeds_of([5, 1, 5], 7) == (5, 1)
+    with pytest.raises(ScenarioError):
+        seeds_of(0, 7)
+
+
+def test_python_values_pass_as_they_are() -> None:
+    assert values_of([1, "a", 2.5], "here") == [1, "a", 2.5]
+    assert values_of((1,), "here") == [1]
+    assert values_of(3, "here") == [3]
