@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ LOOPS = ("calendar", "plain")
 
 
 def run(*paths: Path, as_json: bool = False, engine_loop: str = "calendar") -> tuple[int, str]:
-    out = io.StringIO()
-    code = command(paths, as_json, engine_loop, Console(file=out, width=200))
-    return code, out.getvalue()
+    """Exit code and what was printed: the report, or else the error."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stderr(err):
+        code = command(paths, as_json, engine_loop, Console(file=out, width=200))
+    return code, out.getvalue() or err.getvalue()
 
 
 @pytest.mark.parametrize("engine_loop", LOOPS)
