@@ -6,7 +6,6 @@ compares what they decide with what the real engine decided, field by field.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,15 +51,11 @@ def replay(case: Case, *, engine_loop: str = "calendar") -> CaseResult:
 
 
 def command(paths: Iterable[str | Path], json: bool, engine_loop: str, console: Console) -> int:
-    """`kvsim conform`: print the report; 0 if every case agrees, 1 if one does not, 2 if one cannot be used.
+    """`kvsim conform`: print the report; 0 if every case agrees, else 1.
 
-    The report goes to `console`, what is wrong with a path or a file to standard error.
+    Raises CaseError for a path or a file that cannot be used; the command line turns it into exit code 2.
     """
-    try:
-        report = conform(paths, engine_loop=engine_loop)
-    except CaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    report = conform(paths, engine_loop=engine_loop)
     text = as_json(report) if json else as_text(report)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0 if report.agrees else 1

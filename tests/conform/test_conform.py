@@ -6,13 +6,13 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from kvsim.cli import main
 from kvsim.conform import CaseError, command, conform, replay, v0
 from kvsim.conform.cases import Case, load_case
 
@@ -21,11 +21,9 @@ LOOPS = ("calendar", "plain")
 
 
 def run(*paths: Path, as_json: bool = False, engine_loop: str = "calendar") -> tuple[int, str]:
-    """Exit code and what was printed: the report, or else the error."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stderr(err):
-        code = command(paths, as_json, engine_loop, Console(file=out, width=200))
-    return code, out.getvalue() or err.getvalue()
+    out = io.StringIO()
+    code = command(paths, as_json, engine_loop, Console(file=out, width=200))
+    return code, out.getvalue()
 
 
 @pytest.mark.parametrize("engine_loop", LOOPS)
@@ -162,10 +160,24 @@ def test_json_holds_every_case_and_the_mismatch(wrong_block: Path) -> None:
     assert wrong["mismatch"]["state_before"]["running"] == [3, 4]
 
 
+def refusal(*paths: Path) -> str:
+    with pytest.raises(CaseError) as caught:
+        run(*paths)
+    return str(caught.value)
+
+
 def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
-    assert run(tmp_path / "nothing") == (2, f"error: {tmp_path / 'nothing'}: no such file or folder\n")
-    assert run(tmp_path) == (2, f"error: {tmp_path}: no *.json case in this folder\n")
-    assert run() == (2, "error: no cases: name a case file, or a folder of them\n")
+    assert refusal(tmp_path / "nothing") == f"{tmp_path / 'nothing'}: no such file or folder"
+    assert refusal(tmp_path) == f"{tmp_path}: no *.json case in this folder"
+    assert refusal() == "no cases: name a case file, or a folder of them"
+
+
+@pytest.mark.parametrize(("name", "code"), [("v0/sched_035.json", 0), ("nothing.json", 2)])
+def test_exit_codes_of_the_command_line(name: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", str(GOLDEN / name)]) == code
+    out, err = capsys.readouterr()
+    assert ("1 of 1 cases agree" in out) == (code == 0)
+    assert ("no such file or folder" in err) == (code == 2)
 
 
 def without(key: str) -> Callable[[dict[str, Any]], Any]:
@@ -213,9 +225,8 @@ def test_a_malformed_case_is_named_with_what_is_wrong(
     edit(data)
     path = tmp_path / "case.json"
     path.write_text(json.dumps(data))
-    code, text = run(path)
-    assert code == 2
-    assert text.startswith(f"error: {path}: ")
+    text = refusal(path)
+    assert text.startswith(f"{path}: ")
     assert message in text
     assert len(text.splitlines()) == 1
 
