@@ -294,7 +294,14 @@ class Recorder:
         self.ledger.on_step(duration_ns, plan.num_waiting > 0)
         self.totals.num_emitted_tokens += outcome.num_emitted_tokens
         self.gaps.on_step(plan, outcome, end_ns)
-        if outcome.started or outcome.ended or outcome.delivered or outcome.pruned or outcome.released:
+        if (
+            outcome.started
+            or outcome.ended
+            or outcome.forks  # After a recompute children fork again, and nobody starts.
+            or outcome.delivered
+            or outcome.pruned
+            or outcome.released
+        ):
             self._on_events(outcome, end_ns)
 
     def _on_events(self, outcome: StepOutcome, end_ns: Ns) -> None:
