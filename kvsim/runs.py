@@ -121,7 +121,7 @@ def compare_resolved(
         if options.report:
             from kvsim.report.page import write_compare_report
 
-            write_compare_report(folder, runs)
+            write_compare_report(folder, runs, draw_missing=options.plots)
     return compared
 
 
@@ -236,7 +236,7 @@ def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extr
     if options.report:
         from kvsim.report.page import write_run_report
 
-        write_run_report(folder, result)
+        write_run_report(folder, result, draw_missing=options.plots)
 
 
 class _Extras:

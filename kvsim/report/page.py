@@ -91,20 +91,25 @@ COMPARE_TEXT = (
 )
 
 
-def write_run_report(folder: Path, result: RunResult, notes: Sequence[str] = ()) -> Path:
+def write_run_report(folder: Path, result: RunResult, notes: Sequence[str] = (), *, draw_missing: bool = True) -> Path:
     """Write `report.html` of one run into its folder; its scenario and pictures are read from there if they exist.
 
-    `notes` are shown with the warnings. The block map is left out if the result has none.
+    `notes` are shown with the warnings; `draw_missing` draws pictures that are not there. The block map is left out
+    if the result has none.
     """
-    return _put(folder / REPORT_NAME, run_page(result, folder, notes))
+    return _put(folder / REPORT_NAME, run_page(result, folder, notes, draw_missing=draw_missing))
 
 
-def write_compare_report(folder: Path, runs: Mapping[str, RunResult], notes: Sequence[str] = ()) -> Path:
+def write_compare_report(
+    folder: Path, runs: Mapping[str, RunResult], notes: Sequence[str] = (), *, draw_missing: bool = True
+) -> Path:
     """Write `report.html` of a comparison: a table of the figures, and two memories at a time side by side."""
-    return _put(folder / REPORT_NAME, compare_page(runs, folder, notes))
+    return _put(folder / REPORT_NAME, compare_page(runs, folder, notes, draw_missing=draw_missing))
 
 
-def run_page(result: RunResult, folder: Path | None = None, notes: Sequence[str] = ()) -> str:
+def run_page(
+    result: RunResult, folder: Path | None = None, notes: Sequence[str] = (), *, draw_missing: bool = True
+) -> str:
     """The page of one run as text."""
     summary = result.summary
     warnings = [*notes, *summary["warnings"]]
@@ -113,7 +118,7 @@ def run_page(result: RunResult, folder: Path | None = None, notes: Sequence[str]
         _section("Headline figures", _cards(summary)),
         _block_map([result]),
         _section("Where the KV memory went", _memory_table({"": summary})),
-        _section("Pictures", _pictures(_run_pictures(result, folder), PICTURES)),
+        _section("Pictures", _pictures(_run_pictures(result, folder, draw_missing), PICTURES)),
         _scenario(folder),
     ]
     lead = (
@@ -123,7 +128,9 @@ def run_page(result: RunResult, folder: Path | None = None, notes: Sequence[str]
     return _page(f"kvsim: {summary['name']}", lead, body, summary, [result])
 
 
-def compare_page(runs: Mapping[str, RunResult], folder: Path | None = None, notes: Sequence[str] = ()) -> str:
+def compare_page(
+    runs: Mapping[str, RunResult], folder: Path | None = None, notes: Sequence[str] = (), *, draw_missing: bool = True
+) -> str:
     """The page of a comparison as text."""
     summaries = {engine: run.summary for engine, run in runs.items()}
     first = next(iter(summaries.values()))
@@ -133,7 +140,7 @@ def compare_page(runs: Mapping[str, RunResult], folder: Path | None = None, note
         _warnings(warnings),
         _section("Headline figures", _compare_table(summaries)),
         _section("Where the KV memory went", _memory_table(summaries)),
-        _section("Pictures", _pictures(_compare_pictures(runs, folder), COMPARE_PICTURES)),
+        _section("Pictures", _pictures(_compare_pictures(runs, folder, draw_missing), COMPARE_PICTURES)),
         _scenario(folder),
     ]
     lead = (
@@ -348,10 +355,10 @@ def _pictures(images: Mapping[str, bytes], captions: Mapping[str, str]) -> str:
     return f'<div class="plots">{figures}</div>' if figures else ""
 
 
-def _run_pictures(result: RunResult, folder: Path | None) -> dict[str, bytes]:
+def _run_pictures(result: RunResult, folder: Path | None, draw_missing: bool) -> dict[str, bytes]:
     if found := _read_pictures(folder, PICTURES):
         return found
-    if not result.step_columns:
+    if not draw_missing or not result.step_columns:
         return {}
     from kvsim.report.plots import write_run_plots
 
@@ -360,8 +367,9 @@ def _run_pictures(result: RunResult, folder: Path | None) -> dict[str, bytes]:
         return _read_pictures(Path(temporary), PICTURES)
 
 
-def _compare_pictures(runs: Mapping[str, RunResult], folder: Path | None) -> dict[str, bytes]:
-    if found := _read_pictures(folder, COMPARE_PICTURES):
+def _compare_pictures(runs: Mapping[str, RunResult], folder: Path | None, draw_missing: bool) -> dict[str, bytes]:
+    found = _read_pictures(folder, COMPARE_PICTURES)
+    if found or not draw_missing:
         return found
     from kvsim.report.plots import write_compare_plots
 
