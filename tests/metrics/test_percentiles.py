@@ -25,7 +25,9 @@ def test_k64_no_values_are_none():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), min_size=1).filter(lambda pairs: sum(n for _, n in pairs)),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), min_size=1).filter(
+        lambda pairs: sum(n for _, n in pairs)
+    ),
     st.floats(0, 100),
 )
 def test_weighted_percentiles_equal_those_of_the_expanded_sample(pairs, level):
