@@ -22,6 +22,7 @@ MIN_ROWS = 8
 _MIN_ROWS_FOR_CORRECTION = 12
 _LOG_PARAM_SPAN = 7.0
 _NUM_STARTS = 3
+_PULL_TO_START = 0.01
 _MAX_LOG_SCALE = 0.0
 """A correction varies over one doubling of a feature at least: measurements are that far apart."""
 _OUTLIER_LOG_ERROR = 0.4
@@ -208,7 +209,9 @@ def _least_squares(group: Group, tile: Mapping[str, float]) -> tuple[float, dict
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         params = dict(zip(names, np.exp(logs), strict=True), **tile)
-        return np.asarray(np.log(form.formula(params, group.columns)) - target)
+        misfit = np.log(form.formula(params, group.columns)) - target
+        # What no row depends on (a kernel's path that nobody measured) stays where it starts.
+        return np.concatenate([misfit, _PULL_TO_START * (logs - start)])
 
     rng = np.random.default_rng(0)
     span = np.array([3.5 if name == "sharpness" else _LOG_PARAM_SPAN for name in names])
