@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from docs.pages import Story, blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
