@@ -97,6 +97,7 @@ class Driver:
             free_list="lru",
             null_block=True,
         )
+        self.allocator.take_evicted()
         self.scheduler = self.scheduler_class(
             self.allocator,
             max_num_seqs=config["max_num_seqs"],

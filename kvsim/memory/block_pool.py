@@ -216,7 +216,7 @@ class BlockPool:
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Drop one reference of each block of a table; returns those that became free, in walk order."""
         ref = self.ref
-        walk = reversed(block_ids) if self.free.is_tail_first else block_ids
+        walk = block_ids[::-1] if self.free.is_tail_first else block_ids
         freed = []
         for block_id in walk:
             count = ref[block_id]

@@ -74,7 +74,7 @@ class PagedAllocator:
         self._num_shared_tails = 0
         self._num_cached_idle = 0
         self._num_leaked = 0
-        self._evicted: list[BlockId] = []
+        self._evicted: list[BlockId] | None = None
         self.num_evicted = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -183,19 +183,25 @@ class PagedAllocator:
         Raises OutOfBlocks; AllocatorError if a sequence has a table, or the match is out of date.
         """
         owners = (seq_id, *sharers)
-        num_new = self._table_blocks(num_tokens) - len(prefix.block_ids)
+        hits = prefix.block_ids
+        num_new = self._table_blocks(num_tokens) - len(hits)
         surplus = self._check_allocate(owners, num_tokens, prefix, num_refs)
-        self._check_room(num_new, len(self.pool.free) - self._num_idle(prefix.block_ids))
-        for block_id in prefix.block_ids:
+        num_free = len(self.pool.free)
+        self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free)
+        for block_id in hits:
             self._reference(block_id)
-        blocks = [*prefix.block_ids, *self.pool.take(num_new)]
-        self._share_all(blocks, sharers, surplus)
+        blocks = self.pool.take(num_new)
+        if hits:
+            blocks[:0] = hits
+        if sharers or surplus:
+            self._share_all(blocks, sharers, surplus)
         table = BlockTable(self._unrolled(blocks, self._ceil(num_tokens)), num_tokens)
-        table.num_registered = len(prefix.block_ids)
-        table.node = self.index.node_of[blocks[table.num_registered - 1]] if prefix.block_ids else self.index.root
+        table.num_registered = len(hits)
+        table.node = self.index.node_of[hits[-1]] if hits else self.index.root
         table.keys = keys
         self._count_new(table, num_tokens - prefix.num_tokens, len(owners))
-        for owner in owners:
+        self._tables[seq_id] = table
+        for owner in sharers:
             self._tables[owner] = table.copy()
         self.num_hit_tokens += prefix.num_tokens
         self.num_queried_tokens += prefix.num_queried
@@ -393,9 +399,12 @@ class PagedAllocator:
         return self._surplus
 
     def take_evicted(self) -> list[BlockId]:
-        """Blocks that lost their cached text since the last call of this method, in order."""
+        """Blocks that lost their cached text since the last call of this method, in order.
+
+        The first call begins to keep them: an allocator whose evictions nobody asks for keeps none.
+        """
         evicted, self._evicted = self._evicted, []
-        return evicted
+        return evicted or []
 
     def usage(self) -> Usage:
         """Counts at this instant; O(1)."""
@@ -457,7 +466,7 @@ class PagedAllocator:
         """Refuse what cannot be meant; returns the surplus references."""
         for owner in owners:
             self._check_new(owner)
-        if len(set(owners)) < len(owners):
+        if len(owners) > 1 and len(set(owners)) < len(owners):
             raise AllocatorError(f"sequences {owners!r} are not distinct")
         if num_tokens < 1 or num_tokens < prefix.num_tokens:
             raise AllocatorError(f"cannot allocate {num_tokens} tokens with a hit of {prefix.num_tokens}")
@@ -502,7 +511,8 @@ class PagedAllocator:
         if self.index.drop(block_id):
             if self.journal is not None:
                 self.journal.record("evicted", block_id, 0)
-            self._evicted.append(block_id)
+            if self._evicted is not None:
+                self._evicted.append(block_id)
             self.num_evicted += 1
             self._num_cached_idle -= 1
         return block_id

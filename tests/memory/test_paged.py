@@ -285,6 +285,7 @@ def test_idle_cached_blocks_are_neither_used_nor_free() -> None:
     usage = allocator.usage()
     assert (usage.num_used, usage.num_cached_idle, usage.num_free) == (0, 3, 7)
     assert allocator.num_free_blocks == 10
+    assert allocator.take_evicted() == []
     allocator.allocate("Y", 40, keys=keys(2))
     assert allocator.num_evicted == 3
     assert allocator.take_evicted() == [2, 1, 0]
@@ -318,6 +319,7 @@ def test_duplicates_stay_and_the_earliest_registered_serves() -> None:
     assert allocator.num_hashed_blocks == 2
     assert allocator.match_prefix(keys(1), 5).block_ids == (1,)
     allocator.free("b")
+    assert allocator.take_evicted() == []
     allocator.allocate("c", 20)
     assert allocator.take_evicted() == [1]
     assert allocator.match_prefix(keys(1), 5).block_ids == (0,)
