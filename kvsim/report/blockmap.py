@@ -185,7 +185,7 @@ def recording(observer: BlockMapObserver, journal: Journal | None, names: Mappin
     `frames[i]` is [tables, gone, tokens, idle, lost, copies]: `tables` has, for every sequence whose table changed,
     [sequence, entries kept, first new id, differences of the further ids...] (contiguous: [sequence, start, length,
     size]); `gone` the sequences that left; `tokens` by how much each sequence's stored tokens changed, in the order in
-    which sequences appeared; `idle` and `lost` are [added, removed]; `copies` are [from, to] since the frame before.
+    which sequences appeared; `idle` and `lost` are [added, removed], as differences; `copies` are [from, to] since the frame before.
     `t_ns` and `step` are differences too. `names` turns the journal's sequences into requests.
     """
     observer.finish()
@@ -251,7 +251,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def _set_change(before: frozenset[int], now: frozenset[int]) -> list[list[int]]:
-    return [sorted(now - before), sorted(before - now)]
+    return [_differences(sorted(now - before)), _differences(sorted(before - now))]
 
 
 def _copies_by_frame(events: Iterable[Event], times: Sequence[Ns]) -> list[list[list[int]]]:

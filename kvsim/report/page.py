@@ -292,7 +292,7 @@ def _block_map(runs: Sequence[RunResult]) -> str:
 def _sights(recording: Recording) -> set[str]:
     """What there is to see on a map, by the names of the legend."""
     frames = recording["frames"]
-    sights = {"tokens", "free"}
+    sights = {"tokens", "free" if recording["kind"] == "paged" else "hole"}
     if recording["kind"] == "paged":
         requests = [request for request, *_ in recording["sequences"]]
         has_idle = any(idle[0] for _, _, _, idle, _, _ in frames)
@@ -342,7 +342,8 @@ LEGEND = (
         '<path d="M1 6L12 17M4 1L17 14M11 1L17 7" stroke="var(--unused-mark)"/>',
         "rounding by the buddy placement",
     ),
-    ("free", '<rect x="1" y="1" width="16" height="16" fill="var(--free)"/>', "free (between regions: a hole)"),
+    ("free", '<rect x="1" y="1" width="16" height="16" fill="var(--free)"/>', "free"),
+    ("hole", '<rect x="1" y="1" width="16" height="16" fill="var(--free)"/>', "free: a hole between regions"),
 )
 
 

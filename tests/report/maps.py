@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from kvsim.memory.journal import Event
@@ -37,7 +38,7 @@ def frames_of(recording: dict[str, Any]) -> Iterator[dict[str, Any]]:
             rows[seq] = table
         for seq, change in zip(tokens, changes, strict=True):
             tokens[seq] += change
-        idle = (idle | set(added)) - set(removed)
+        idle = (idle | set(accumulate(added))) - set(accumulate(removed))
         yield {
             "t_ns": t_ns,
             "step": step,

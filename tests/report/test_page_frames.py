@@ -103,7 +103,9 @@ def test_frames_fill_what_the_ledger_counts(name: str, recorded: Recorded) -> No
     steps = result.steps.set_index("step")
     *frames, _ = frames_of(recording)
     for frame in frames:
-        assert sum(fills_of(recording, frame).values()) == steps.loc[frame["step"], "token_states"], frame["step"]
+        row = steps.loc[frame["step"]]
+        assert sum(fills_of(recording, frame).values()) == row["token_states"], frame["step"]
+        assert len(frame["idle"]) * recording["block_size"] == row["cached_idle"], frame["step"]
 
 
 @pytest.mark.parametrize("name", ["paged", "beams", "v1", "static"])

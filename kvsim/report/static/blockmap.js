@@ -221,8 +221,8 @@
   }
 
   function merge(set, [added, removed]) {
-    added.forEach((id) => set.add(id));
-    removed.forEach((id) => set.delete(id));
+    sums(added).forEach((id) => set.add(id));
+    sums(removed).forEach((id) => set.delete(id));
   }
 
   /** One memory on the screen: a canvas, its figures, and the block under the pointer. */
@@ -420,12 +420,12 @@
       const list = make("ol", "life");
       const upto = lines.filter((line) => line.us <= now).length;
       const first = Math.max(0, Math.min(upto - MAX_LIFE_LINES + 4, lines.length - MAX_LIFE_LINES));
-      if (first > 0) list.append(make("li", "hint", `${number(first)} earlier events`));
+      if (first > 0) list.append(make("li", "hint", `${number(first)} earlier`));
       lines.slice(first, first + MAX_LIFE_LINES).forEach((line) => {
         list.append(make("li", line.us <= now ? "" : "future", `${this.player.format(line.us * 1000)}  ${line.text}`));
       });
       const rest = lines.length - first - MAX_LIFE_LINES;
-      if (rest > 0) list.append(make("li", "hint", `${number(rest)} later events`));
+      if (rest > 0) list.append(make("li", "hint", `${number(rest)} later`));
       this.readout.append(list);
     }
 
@@ -709,6 +709,20 @@
       this.fillRequests(recordings);
       this.listen();
       this.rebuildClock();
+      this.seek(this.busiest());
+      this.isUntouched = true;
+    }
+
+    /** The instant at which the first memory holds most tokens: what the page opens with. */
+    busiest() {
+      const [{ recording }] = this.panes;
+      let most = -1;
+      let time = 0;
+      recording.times.forEach((timeNs, index) => {
+        const { stored } = recording.shares(recording.at(index)).parts;
+        if (stored > most) [most, time] = [stored, timeNs];
+      });
+      return this.clock.indexOf(time);
     }
 
     find() {
@@ -781,11 +795,11 @@
     describeSampling() {
       const texts = this.panes.map(({ recording }) =>
         recording.every === 1
-          ? `${recording.engine}: every one of ${number(recording.num_steps)} steps is a frame`
-          : `${recording.engine}: sampled, a frame every ${number(recording.every)} of ${number(recording.num_steps)} steps`,
+          ? `${recording.engine}: each of its ${number(recording.num_steps)} steps is a frame`
+          : `${recording.engine}: sampled, one frame per ${number(recording.every)} of its ${number(recording.num_steps)} steps`,
       );
       const exact = this.panes.every(({ recording }) => recording.lives);
-      const lives = exact ? "The life of a block is complete." : "The run is too long to embed every event, so the life of a block is read from the frames.";
+      const lives = exact ? "The life of a block lists all that happened to it, between frames too." : "The run is too long for every event, so the life of a block is what the frames show.";
       this.note.textContent = `${[...new Set(texts)].join("; ")}. ${lives}`;
     }
 
@@ -802,6 +816,7 @@
       this.index = Math.max(0, Math.min(this.clock.length - 1, index));
       const timeNs = this.clock[this.index];
       this.played = timeNs;
+      this.isUntouched = false;
       this.slider.value = this.index;
       const [{ recording }] = this.panes;
       const step = `step ${number(recording.steps[recording.indexAt(timeNs)])}`;
@@ -818,7 +833,7 @@
     }
 
     start() {
-      if (this.index === this.clock.length - 1) this.seek(0);
+      if (this.isUntouched || this.index === this.clock.length - 1) this.seek(0);
       this.isPlaying = true;
       this.play.textContent = "Pause";
       this.play.setAttribute("aria-pressed", "true");
