@@ -370,7 +370,8 @@ class Recorder:
         log.num_output_tokens += seq.num_output_tokens
         if seq.num_output_tokens > log.longest_output:
             log.longest_output = seq.num_output_tokens
-        if log.sequences is not None:
+        # A sample of one token ends as the others are forked, and never was among them.
+        if log.sequences is not None and seq in log.sequences:
             log.sequences.remove(seq)
         self._high_water.pop(seq.seq_id, None)
 
