@@ -2,52 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvsim.report.style import BLUE, CYCLE, GREY, ORANGE, RED, SKY
+from kvsim.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from kvsim.reproduce.figure import Row
 
 PAPER_COLOR = "#555555"
-PART_COLORS = (BLUE, SKY, RED, ORANGE, GREY)
+ENGINE_COLORS = {"orca-max": RED, "orca-pow2": ORANGE, "orca-oracle": GREEN, "vllm-v0": BLUE}
+PART_COLORS = (BLUE, SKY, RED, ORANGE, GREY, PURPLE)
+
+
+def paper_bounds(row: Row) -> tuple[float, float]:
+    """(low, high) of what was published; equal for a number."""
+    low, _, high = row.paper.partition("..")
+    return float(low), float(high or low)
 
 
 def paper_value(row: Row) -> float | None:
-    """The published number, or the middle of its range."""
-    if not row.paper:
-        return None
-    low, _, high = row.paper.partition("..")
-    return (float(low) + float(high or low)) / 2
-
-
-def paper_reach(row: Row) -> float:
-    """Half the width of the published range; 0 for a number."""
-    low, _, high = row.paper.partition("..")
-    return (float(high or low) - float(low)) / 2 if row.paper else 0.0
+    """The published number; None where there is none, or a range."""
+    return None if not row.paper or ".." in row.paper else float(row.paper)
 
 
 def bars(picture: Any, rows: Sequence[Row], label: str) -> None:
-    """Pairs of bars: paper, ours."""
+    """Pairs of bars: paper (a published range floats), ours."""
     axes = picture.subplots()
-    places = range(len(rows))
-    papers = [(place, row) for place, row in zip(places, rows, strict=True) if row.paper]
+    papers = [(place, *paper_bounds(row)) for place, row in enumerate(rows) if row.paper]
     axes.bar(
-        [place - 0.2 for place, _ in papers],
-        [paper_value(row) for _, row in papers],
+        [place - 0.2 for place, *_ in papers],
+        [high - low if high > low else high for _, low, high in papers],
         0.36,
-        yerr=[paper_reach(row) for _, row in papers],
+        bottom=[low if high > low else 0.0 for _, low, high in papers],
         color=GREY,
-        ecolor=PAPER_COLOR,
         label="paper",
     )
-    axes.bar([place + 0.2 for place in places], [row.ours or 0.0 for row in rows], 0.36, color=BLUE, label="kvsim")
-    for place, row in zip(places, rows, strict=True):
+    axes.bar(
+        [place + 0.2 for place in range(len(rows))], [row.ours or 0.0 for row in rows], 0.36, color=BLUE, label="kvsim"
+    )
+    for place, row in enumerate(rows):
         if row.ours is not None:
             axes.annotate(f"{row.ours:.4g}", (place + 0.2, row.ours), ha="center", va="bottom", fontsize=7.5)
-    axes.set_xticks(list(places), [row.series for row in rows])
+    axes.set_xticks(range(len(rows)), [row.series for row in rows])
     axes.set_ylabel(label)
     axes.margins(y=0.12)
     axes.legend()
+
+
+def latency_curves(picture: Any, rows: Sequence[Row], panels: Mapping[str, str], bound_s: float, latency: str) -> None:
+    """Normalised latency against the rate, a panel for each `suffix: title`, a line for each engine in it."""
+    for axes, (suffix, title) in zip(_panels(picture, len(panels)), panels.items(), strict=True):
+        mine = [row for row in rows if row.quantity == latency and row.series.endswith(suffix)]
+        for series in dict.fromkeys(row.series for row in mine):
+            points, engine = [row for row in mine if row.series == series], series.removesuffix(suffix)
+            axes.plot(
+                [float(row.x) for row in points],
+                [row.ours for row in points],
+                marker="o",
+                ms=3,
+                color=ENGINE_COLORS[engine],
+                label=engine,
+            )
+        axes.axhline(bound_s, color=PAPER_COLOR, lw=0.8, ls="--")
+        axes.set_title(title, fontsize=8.5)
+        axes.set_ylim(0, 2.5 * bound_s)
+        axes.set_xlabel("requests/s")
+        axes.set_xlim(left=0)
+    first = picture.axes[0]
+    first.set_ylabel("normalised latency (s/token)")
+    first.legend(fontsize=7.5, loc="upper left")
+
+
+def _panels(picture: Any, number: int) -> Sequence[Any]:
+    axes = picture.subplots(1, number, sharey=True)
+    return [axes] if number == 1 else list(axes)
 
 
 def stacks(picture: Any, rows: Sequence[Row], parts: Sequence[str], label: str) -> None:
@@ -58,7 +85,7 @@ def stacks(picture: Any, rows: Sequence[Row], parts: Sequence[str], label: str) 
         _stack(axes, rows, series, parts, shift, value_of, hatch)
     axes.set_xticks(range(len(series)), [name.replace(" ", "\n", 1) for name in series])
     axes.set(ylabel=f"{label} (%)", ylim=(0, 100))
-    axes.set_title("hatched: paper; plain: kvsim")
+    axes.set_title("hatched: paper; plain: kvsim", fontsize=8.5)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles, labels, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
@@ -106,16 +133,12 @@ def lines(
         axes.plot(
             [float(row.x) for row in known], [row.ours for row in known], marker="o", ms=4, color=color, label=name
         )
-        papers = [row for row in points if row.paper]
-        if papers:
-            axes.errorbar(
-                [float(row.x) for row in papers],
-                [paper_value(row) for row in papers],
-                yerr=[paper_reach(row) for row in papers],
-                fmt="x",
-                color=color,
-                ms=7,
-            )
+        for row in points:
+            if row.paper:
+                low, high = paper_bounds(row)
+                axes.plot([float(row.x)] * 2, [low, high], color=color, lw=4, alpha=0.25, solid_capstyle="butt")
+        papers = [row for row in points if paper_value(row) is not None]
+        axes.plot([float(row.x) for row in papers], [paper_value(row) for row in papers], "x", color=color, ms=7)
     if log_x:
         axes.set_xscale("log", base=2)
         ticks = sorted({float(row.x) for row in rows})
@@ -125,4 +148,4 @@ def lines(
     axes.set(xlabel=x_label, ylabel=label)
     axes.legend()
     if any(row.paper for row in rows):
-        axes.set_title("crosses: paper; lines: kvsim")
+        axes.set_title("crosses and shaded ranges: paper; lines: kvsim", fontsize=8.5)

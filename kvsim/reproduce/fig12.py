@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.reproduce.draw import bars
+from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, VLLM, lengths_of, scenario
-from kvsim.reproduce.sustained import BOUND_S, RATIO, Search, curve, ratio
+from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, VLLM, Scenario, cost_of, lengths_of, scenario
+from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
 
+BARE = "opt-13b, no overhead per sequence"
 COMPARED = {
     "opt-13b": ENGINES,
     "opt-66b": ("orca-max", "orca-oracle", VLLM),
     "opt-175b": ("orca-max", "orca-oracle", VLLM),
+    BARE: ("orca-max", "orca-oracle", VLLM),
 }
+"""Models, and the engines that are run with each; once without the 2023 engine's CPU work per sequence."""
 
 
 def cases(scale: Scale) -> dict[str, Search]:
     seconds = scale.pick(3600, 300)
     return {
-        f"{engine}, {model}": Search(scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model), seconds)
+        f"{engine}, {model}": Search(_scenario(engine, model), seconds)
         for model, engines in COMPARED.items()
         for engine in engines
     }
+
+
+def _scenario(engine: str, model: str) -> Scenario:
+    if model == BARE:
+        return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, cost=cost_of(sequence_us=0.0))
+    return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model)
 
 
 def ours(results: Results) -> list[Ours]:
@@ -38,8 +47,9 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    ratios = [row for row in rows if row.quantity == RATIO]
-    bars(picture, [row._replace(series=f"{row.series}\n{row.x}") for row in ratios], RATIO)
+    latency_curves(
+        picture, rows, {f", {model}": model.upper() for model in COMPARED if model != BARE}, BOUND_S, LATENCY
+    )
 
 
 FIGURE = Figure(

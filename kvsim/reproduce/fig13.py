@@ -15,21 +15,26 @@ OTHER_OVERHEADS_US = (0.0, 165.0, 500.0, 660.0)
 """Microseconds per sequence and step that vLLM is also run with: how much hangs on the step's price."""
 
 
+STEPS: Any = {"record": ["summary", "steps"]}
+
+
 def _figure(name: str, dataset: str, rate: float, full_s: int, quick_s: int) -> Figure:
     x = f"{rate:g}/s"
 
     def cases(scale: Scale) -> dict[str, Scenario]:
         seconds = scale.pick(full_s, quick_s)
-        found = {engine: served_for(engine, dataset, rate, seconds) for engine in ENGINES}
+        found = {engine: served_for(engine, dataset, rate, seconds, **STEPS) for engine in ENGINES}
         for sequence_us in OTHER_OVERHEADS_US:
             cost = cost_of(sequence_us=sequence_us)
-            found[_varied(sequence_us)] = served_for(VLLM, dataset, rate, seconds, cost=cost)
+            found[_varied(sequence_us)] = served_for(VLLM, dataset, rate, seconds, cost=cost, **STEPS)
         return found
 
     def ours(results: Results) -> list[Ours]:
-        rows = [Ours(engine, x, QUANTITY, results[engine]["running_mean"]) for engine in ENGINES]
+        rows = [Ours(engine, x, QUANTITY, results[engine]["steady_running_mean"]) for engine in ENGINES]
         for sequence_us in OTHER_OVERHEADS_US:
-            rows.append(Ours(VLLM, _varied(sequence_us), QUANTITY, results[_varied(sequence_us)]["running_mean"]))
+            rows.append(
+                Ours(VLLM, _varied(sequence_us), QUANTITY, results[_varied(sequence_us)]["steady_running_mean"])
+            )
         return rows
 
     def draw(picture: Any, rows: Sequence[Row]) -> None:
@@ -41,9 +46,9 @@ def _figure(name: str, dataset: str, rate: float, full_s: int, quick_s: int) -> 
         cases=cases,
         ours=ours,
         draw=draw,
-        text=f"Poisson arrivals at {x}; the mean over time of the requests that run. vLLM's bar follows from the "
-        f"price of a step (Little's law), so it is also run with other overheads than the fitted "
-        f"{SEQUENCE_OVERHEAD_US:g} us per sequence.",
+        text=f"Poisson arrivals at {x}; the mean over time of the requests that run, the first minute left out. "
+        "vLLM's bar follows from the price of a step (Little's law), so it is also run with other overheads than the "
+        f"fitted {SEQUENCE_OVERHEAD_US:g} us per sequence.",
     )
 
 

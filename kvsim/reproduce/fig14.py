@@ -7,16 +7,19 @@ from typing import Any
 
 from kvsim.reproduce.draw import lines
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, BEAM_THETA, VLLM, Scenario, lengths_of, scenario
+from kvsim.reproduce.recipe import ALL_AT_ONCE, BEAM_THETA, VLLM, Scenario, cost_of, lengths_of, scenario
 from kvsim.reproduce.sustained import BOUND_S, RATE, Search, ratio
 
 ORACLE = "orca-oracle"
 QUANTITY = "sustained rate ratio to orca-oracle"
+BARE = "basic, no overhead per sequence"
 MODES: dict[tuple[str, int], Scenario] = {
     ("basic", 1): {"n": 1},
     **{("parallel", width): {"n": width} for width in (2, 4, 6)},
     **{("beam", width): {"beam_width": width, "theta": BEAM_THETA} for width in (2, 4, 6)},
+    (BARE, 1): {"n": 1},
 }
+"""Modes and widths; once without the 2023 engine's CPU work per sequence."""
 
 
 def _orca_sampling(sampling: Scenario) -> Scenario:
@@ -25,11 +28,12 @@ def _orca_sampling(sampling: Scenario) -> Scenario:
 
 
 def cases(scale: Scale) -> dict[str, Search]:
-    seconds = scale.pick(1200, 24)
+    seconds = scale.pick(1200, 60)
     found = {}
     for (mode, width), sampling in MODES.items():
+        cost = cost_of(sequence_us=0.0) if mode == BARE else cost_of()
         for engine, chosen in ((VLLM, sampling), (ORACLE, _orca_sampling(sampling))):
-            one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=chosen)
+            one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=chosen, cost=cost)
             found[f"{engine}, {mode} {width}"] = Search(one, seconds, 300)
     return found
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.reproduce.draw import bars
+from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
 from kvsim.reproduce.recipe import ALL_AT_ONCE, VLLM, Scenario, scenario
-from kvsim.reproduce.sustained import RATIO, Search, curve, ratio
+from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
 
 ORACLE = "orca-oracle"
 PREFIXES = {"1 shot (80 tokens)": 80, "5 shots (341 tokens)": 341}
@@ -25,7 +25,7 @@ SENTENCE = {
 
 
 def cases(scale: Scale) -> dict[str, Search]:
-    seconds = scale.pick(1200, 24)
+    seconds = scale.pick(1200, 60)
     return {
         f"{engine}, {name}": Search(_scenario(engine, tokens), seconds, 300)
         for name, tokens in PREFIXES.items()
@@ -59,7 +59,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    bars(picture, [row._replace(series=row.x) for row in rows if row.quantity == RATIO], RATIO)
+    latency_curves(picture, rows, {f", {name}": name for name in PREFIXES}, BOUND_S, LATENCY)
 
 
 FIGURE = Figure(

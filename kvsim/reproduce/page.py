@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvsim.reproduce import beyond, engine2023, fig2, recipe
+from kvsim.reproduce import engine2023, recipe
 from kvsim.reproduce.figure import Row
 from kvsim.reproduce.published import Published, published
+from kvsim.reproduce.remarks import REMARKS, Tables, number
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATE
 
 if TYPE_CHECKING:
     from kvsim.reproduce.run import Reproduction
-
-Tables = Mapping[str, Sequence[Row]]
-
-
-def number(value: float | None) -> str:
-    """At most four digits, a dash for none."""
-    return "–" if value is None else f"{value:,.4g}"
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -127,90 +121,3 @@ def _markdown(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-def _get(rows: Sequence[Row], series: str, x: str, quantity: str) -> float | None:
-    return next((row.ours for row in rows if (row.series, row.x, row.quantity) == (series, x, quantity)), None)
-
-
-def _running(name: str) -> Callable[[Tables], str]:
-    """Figure 13: what another price of a step does to vLLM's bar."""
-
-    def remark(tables: Tables) -> str:
-        varied = [row for row in tables[name] if row.x.endswith("a sequence")]
-        values = "; ".join(f"{row.x.removesuffix(' a sequence')}: {number(row.ours)}" for row in varied)
-        return (
-            "vLLM's bar is Little's law: the rate times the time a request stays. It hangs on the price of a step, so "
-            f"it has no bar of ours. With other overheads per running sequence: {values}."
-        )
-
-    return remark
-
-
-def _reasons(tables: Tables) -> str:
-    """The experiments, in words, with their figures."""
-    rows, fig2_rows = tables["differences"], tables["fig2"]
-    external = "external and others"
-    lines = []
-    for engine in recipe.ORCA[1:]:
-        buddy = _get(fig2_rows, engine, external, fig2.QUANTITY)
-        first = _get(rows, f"first-fit, {engine}", external, fig2.QUANTITY)
-        lines.append(
-            f"* First-fit instead of buddy, {engine}: external and others {number(first)} % instead of "
-            f"{number(buddy)} %. The paper's baseline owes the difference to rounding up to powers of two."
-        )
-    for engine in recipe.ENGINES:
-        real, made = (
-            _get(table, series, "token states", fig2.QUANTITY)
-            for table, series in ((fig2_rows, engine), (rows, f"log-normal, {engine}"))
-        )
-        lines.append(
-            f"* Log-normal instead of real lengths, {engine}: token states {number(made)} % instead of "
-            f"{number(real)} %."
-        )
-    way = {name: _get(rows, f"{name}, {recipe.VLLM}", "", "requests/s") for name in ("recompute", "swap")}
-    lines.append(
-        f"* Swap instead of recompute at saturation: {number(way['swap'])} requests/s instead of "
-        f"{number(way['recompute'])}."
-    )
-    for dataset in ("alpaca", "sharegpt"):
-        same, own = (
-            [number(_get(rows, f"{kind} lengths, {dataset}", str(width), "blocks saved (%)")) for width in (2, 4, 6)]
-            for kind in ("same", "independent")
-        )
-        lines.append(
-            f"* Samples of independent instead of equal length, {dataset}, n = 2, 4, 6: "
-            f"{' / '.join(own)} % of blocks saved instead of {' / '.join(same)} %."
-        )
-    return "\n".join(lines)
-
-
-def _cures(tables: Tables) -> str:
-    """Beyond the paper, in words."""
-    rows = tables["beyond"]
-    lines = []
-    for name in beyond.VARIANTS:
-        batch, rate, tail = (
-            _get(rows, name, "", measure)
-            for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
-        )
-        lines.append(f"| {name} | {number(batch)} | {number(rate)} | {number(tail)} |")
-    for dataset, (rate_per_s, *_) in beyond.SERVED.items():
-        for name in ("vLLM 2023", "vLLM today", "no-evict"):
-            series = f"{name}, {dataset} at {rate_per_s:g}/s"
-            values = (
-                _get(rows, series, "", measure)
-                for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
-            )
-            lines.append(f"| {series} | " + " | ".join(map(number, values)) + " |")
-    head = "| | requests in a batch | requests/s | p99 inter-token latency (ms) |\n|---|---:|---:|---:|\n"
-    return head + "\n".join(lines)
-
-
-REMARKS: dict[str, Callable[[Tables], str]] = {
-    "fig13a": _running("fig13a"),
-    "fig13b": _running("fig13b"),
-    "differences": _reasons,
-    "beyond": _cures,
-}
-"""What a figure's page says beside its table."""

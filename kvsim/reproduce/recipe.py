@@ -6,6 +6,7 @@ reproduced, but for the one setting that is marked so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 Scenario = dict[str, Any]
@@ -72,6 +73,7 @@ def scenario(
     model: str = MODEL,
     horizon_s: float | None = None,
     sampling: Scenario | None = None,
+    record: Sequence[str] = ("summary",),
     **blocks: Scenario,
 ) -> Scenario:
     """One run of the paper's set-up; `blocks` (allocator, scheduler, workload, cost, memory) add keys to theirs."""
@@ -85,7 +87,7 @@ def scenario(
         "scheduler": {"max_model_len": MAX_MODEL_LEN},
         "workload": {"num_requests": num_requests, "arrivals": arrivals, "lengths": lengths},
         "cost": cost_of(model),
-        "record": ["summary"],
+        "record": list(record),
     }
     if horizon_s is not None:
         base["horizon"] = f"{horizon_s}s"

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from kvsim.reproduce.figure import Ours, Summary
 from kvsim.reproduce.recipe import ALL_AT_ONCE, Scenario, poisson
 
-BOUND_S = 0.5
-"""Seconds of end-to-end latency per output token."""
-SHARES = (0.6, 0.8, 0.9, 1.0, 1.15)
-"""Rates tried, as shares of the saturated throughput."""
+BOUND_S = 0.1
+"""Seconds of end-to-end latency per output token: ten tokens a second."""
+SHARES = (0.85, 1.0, 1.15, 1.3, 1.5)
+"""Rates tried, as shares of the saturated throughput, until one passes the bound."""
 RATE = "sustained rate (requests/s)"
 LATENCY = "normalised latency (s/token)"
 RATIO = "sustained rate ratio"
@@ -36,8 +36,14 @@ class Search(NamedTuple):
 def search(task: Search, latency_at: Any, throughput_of: Any) -> dict[str, Any]:
     """`sustained_rate`, and the curve as `rates` and `latencies`; the two callables run a scenario."""
     capacity = throughput_of(_with(task.scenario, ALL_AT_ONCE, task.num_saturated))
-    rates = [_three_digits(share * capacity) for share in SHARES]
-    latencies = [latency_at(_with(task.scenario, poisson(rate), max(50, round(rate * task.seconds)))) for rate in rates]
+    rates: list[float] = []
+    latencies: list[float] = []
+    for share in SHARES:
+        rates.append(_three_digits(share * capacity))
+        num_requests = max(50, round(rates[-1] * task.seconds))
+        latencies.append(latency_at(_with(task.scenario, poisson(rates[-1]), num_requests)))
+        if latencies[-1] >= BOUND_S:
+            break
     return {"sustained_rate": crossing(rates, latencies), "rates": rates, "latencies": latencies}
 
 

@@ -11,6 +11,7 @@ from kvsim.reproduce.figure import Figure, Ours, Row
 from kvsim.reproduce.published import Key, Published
 
 DIGITS = 5
+ILLUSTRATION = "illustration"
 
 
 def beside(figure: Figure, ours: Sequence[Ours], published: Mapping[Key, Published]) -> list[Row]:
@@ -25,11 +26,11 @@ def beside(figure: Figure, ours: Sequence[Ours], published: Mapping[Key, Publish
 
 def _row(figure: Figure, item: Ours, entry: Published | None) -> Row:
     ours = None if item.value is None else _rounded(item.value)
-    default_mark = "illustration" if figure.illustration else ""
     if entry is None:
-        return Row(figure.name, *item[:3], "", ours, None, default_mark)
+        return Row(figure.name, *item[:3], "", ours, None, ILLUSTRATION if figure.illustration else "")
     difference = None if ours is None else _rounded(entry.difference(ours))
-    return Row(figure.name, *item[:3], entry.paper, ours, difference, entry.mark or default_mark)
+    mark = ILLUSTRATION if figure.illustration else entry.mark
+    return Row(figure.name, *item[:3], entry.paper, ours, difference, mark)
 
 
 def _rounded(number: float) -> float:

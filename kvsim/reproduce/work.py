@@ -19,6 +19,9 @@ CPU_SECONDS = "cpu_s"
 """Beside the figures of a summary: what the case took. It enters no table."""
 
 
+WARM_UP_S = 60.0
+
+
 def run_cases(
     cases: Mapping[Key, Case], *, jobs: int | None = None, progress: Progress | None = None
 ) -> dict[Key, Summary]:
@@ -41,7 +44,10 @@ def run_case(case: Case) -> dict[str, Any]:
     else:
         from kvsim.metrics.export import flatten
 
-        found = flatten(_run(case).summary)
+        result = _run(case)
+        found = flatten(result.summary)
+        if result.step_columns:
+            found["steady_running_mean"] = _steady_running_mean(result)
     return found | {CPU_SECONDS: _cpu_s() - started}
 
 
@@ -51,15 +57,32 @@ def _run(scenario: Scenario) -> Any:
     return run(scenario)
 
 
+def _steady_running_mean(result: Any) -> float:
+    """Time-weighted mean of running requests, the first minute left out: the server fills then."""
+    steps = result.steps
+    steps = steps[steps["start_s"] >= WARM_UP_S]
+    return float((steps["num_running"] * steps["duration_ms"]).sum() / steps["duration_ms"].sum())
+
+
 def _throughput_of(scenario: Scenario) -> float:
     return float(_run(scenario).summary["request_throughput"])
 
 
 def _latency_at(scenario: Scenario) -> float:
-    """Mean over requests of end-to-end latency / output tokens, s (PagedAttention paper, section 6.1)."""
+    """Mean over requests of end-to-end latency / output length, s (PagedAttention paper, section 6.1).
+
+    The length is one sample's or beam's.
+    """
     requests = _run(scenario | {"record": ["summary", "requests"]}).requests
     served = requests[requests["status"] == "finished"]
-    return float((served["e2el_ms"] / served["output_tokens"]).mean() / 1000)
+    lengths = served["output_tokens"] / num_outputs(scenario)
+    return float((served["e2el_ms"] / lengths).mean() / 1000)
+
+
+def num_outputs(scenario: Scenario) -> int:
+    """Samples or beams of a request."""
+    sampling = scenario["workload"].get("sampling", {})
+    return max(1, int(sampling.get("n", 1)), int(sampling.get("beam_width", 0)))
 
 
 def _cpu_s() -> float:
@@ -77,10 +100,8 @@ def _without_repeats(cases: Mapping[Key, Case]) -> list[tuple[list[Key], Case]]:
 
 def _size(case: Case) -> float:
     scenario = case.scenario if isinstance(case, Search) else case
-    workload = scenario["workload"]
-    sampling = workload.get("sampling", {})
-    num_requests = workload["num_requests"] * max(1, sampling.get("n", 1), 2 * sampling.get("beam_width", 0))
-    return float(num_requests * (6 if isinstance(case, Search) else 1))
+    num_sequences = scenario["workload"]["num_requests"] * num_outputs(scenario)
+    return float("inf") if isinstance(case, Search) else float(num_sequences)
 
 
 def _executor(jobs: int | None, num_groups: int) -> AbstractContextManager[Executor | None]:
