@@ -398,7 +398,7 @@
         const piece = make("span", `part ${part}`);
         piece.style.width = `${(100 * slots) / capacity}%`;
         piece.title = `${words[part]}: ${percent(slots, capacity)}`;
-        if (slots / capacity > 0.12) piece.textContent = `${words[part]} ${Math.round((100 * slots) / capacity)} %`;
+        if (slots / capacity > 0.17) piece.textContent = `${words[part]} ${Math.round((100 * slots) / capacity)} %`;
         texts.push(piece.title);
         this.bar.append(piece);
       }
@@ -414,7 +414,15 @@
       }
       const id = this.idOf(cell);
       this.readout.append(make("p", "now", this.recording.isPaged ? this.blockText(id) : this.slotText(id)));
+      clearTimeout(this.waiting);
+      if (this.recording.lives) this.tellLife(id);
+      // Read from the frames it takes a while: only for a block at which the pointer rests.
+      else this.waiting = setTimeout(() => this.focus === cell && this.tellLife(id), 250);
+    }
+
+    tellLife(id) {
       const lines = this.lifeLines(id);
+      this.readout.querySelector(".life")?.remove();
       if (!lines.length) return;
       const now = this.recording.times[this.frame] / 1000;
       const list = make("ol", "life");
@@ -534,7 +542,7 @@
         const [x, y] = this.corner(cell);
         paint.fillRect(x, y, side, side);
       }
-      for (const id of state.idle) this.drawIdle(paint, this.corner(this.cellOf(id)), side, colors);
+      this.drawIdle(paint, state.idle, side, colors);
       for (const id of state.lost) this.drawUnused(paint, ...this.corner(this.cellOf(id)), side, side, colors);
       const blocks = recording.blocks(state);
       for (const [id, block] of blocks) this.drawBlock(paint, this.corner(this.cellOf(id)), side, block, colors);
@@ -566,16 +574,13 @@
       paint.globalAlpha = 1;
     }
 
-    drawIdle(paint, [x, y], side, colors) {
+    drawIdle(paint, ids, side, colors) {
+      const corners = [...ids].map((id) => this.corner(this.cellOf(id)));
       paint.fillStyle = colors.idle;
-      paint.fillRect(x, y, side, side);
+      for (const [x, y] of corners) paint.fillRect(x, y, side, side);
       if (side < 4) return;
-      paint.strokeStyle = colors.idleMark;
-      paint.lineWidth = 1;
-      paint.beginPath();
-      paint.moveTo(x + 1, y + side / 2);
-      paint.lineTo(x + side - 1, y + side / 2);
-      paint.stroke();
+      paint.fillStyle = colors.idleMark;
+      for (const [x, y] of corners) paint.fillRect(x + 1, y + Math.floor(side / 2), side - 2, 1);
     }
 
     drawCopy(paint, from, to, colors) {
