@@ -1,0 +1,77 @@
+"""What an answer is: a verdict, the figures behind it, and the runs behind those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvsim.advise.estimate import Estimate
+from kvsim.result import text_of
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question answered.
+
+    `verdict` is the answer in a sentence, `lines` say why, `figures` are the numbers (JSON-ready), `runs` the numbers
+    of the simulations behind them (rows of runs.csv).
+    """
+
+    topic: str
+    question: str
+    verdict: str
+    lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    table: Table | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[int, ...] = ()
+    curves: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What its picture shows."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "question": self.question,
+            "verdict": self.verdict,
+            "lines": list(self.lines),
+            "warnings": list(self.warnings),
+            "figures": self.figures,
+            "runs": list(self.runs),
+        }
+
+
+def interval(value: Estimate | None) -> dict[str, float | None] | None:
+    """For JSON: the mean and its 95 % interval's half width; None where one seed knows no interval."""
+    if value is None:
+        return None
+    width = value.half_width if value.half_width != float("inf") else None
+    return {"mean": value.mean, "ci95": width}
+
+
+def shown(value: Estimate | None, unit: str = "") -> str:
+    """`12.3 ± 0.4 ms`."""
+    if value is None:
+        return "–"
+    width = "?" if value.half_width == float("inf") else f"{value.half_width:.2g}"
+    return f"{text_of(float(value.mean))} ± {width} {unit}".rstrip()
+
+
+def percent(value: Estimate | None) -> str:
+    """`+12.3 ± 0.4 %`, of a relative difference."""
+    if value is None:
+        return "–"
+    width = "?" if value.half_width == float("inf") else f"{100 * value.half_width:.1f}"
+    return f"{100 * value.mean:+.1f} ± {width} %"
+
+
+def share(value: float) -> str:
+    """`97.3 %`."""
+    return f"{100 * value:.1f} %"

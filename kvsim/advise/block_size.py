@@ -1,0 +1,165 @@
+"""Which block size: each one simulated with the same memory and workload."""
+
+from __future__ import annotations
+
+from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
+from kvsim.advise.estimate import Estimate
+from kvsim.advise.lab import Lab, Runs, Values
+from kvsim.advise.sharing import ideal_hits
+from kvsim.advise.workload import endless_blocks
+from kvsim.cost.page_size import block_size_factor
+
+QUESTION = "Which block size?"
+SIZES = (8, 16, 32, 64, 128)
+RULES = (("short chats", (16, 32)), ("general use", (32, 64)), ("long texts", (64, 128)))
+"""What practitioners say."""
+
+
+def best_block_size(lab: Lab) -> Answer:
+    """Sizes that are not measurably worse than the best are equally good; of these the kernel's favourite is taken."""
+    lab.topic = "block size"
+    trials = dict(zip(SIZES, lab.try_out([_values(lab, size) for size in SIZES]), strict=True))
+    trials = {size: runs for size, runs in trials.items() if not runs.error}
+    if not trials:
+        return Answer("block_size", QUESTION, "cannot be asked: this allocator takes no such block sizes")
+    best = max(trials, key=lambda size: (trials[size].attainment.mean, -trials[size].mean("mean_e2el_ms").mean))
+    good = [size for size in trials if not _is_worse(trials[size], trials[best])]
+    chosen = min(good, key=lambda size: (block_size_factor(size).factor, -trials[size].mean("block_utilization").mean))
+    shared, hits = _prefixes(lab, tuple(trials))
+    return Answer(
+        "block_size",
+        QUESTION,
+        _verdict(chosen, good, list(trials)),
+        tuple(_lines(lab, trials, best, good)),
+        tuple(_warnings(lab, hits, shared)),
+        _table(trials, hits, trials[best]),
+        figures={
+            "recommended": chosen,
+            "as_good": good,
+            "latency_against_best": {
+                str(size): interval(runs.gain_over(trials[best], "mean_e2el_ms")) for size, runs in trials.items()
+            },
+            "block_utilization": {str(size): interval(runs.mean("block_utilization")) for size, runs in trials.items()},
+            "prefix_hit_share_endless": {str(size): value for size, value in hits.items()},
+            "kernel_factor_against_64": {str(size): block_size_factor(size)._asdict() for size in trials},
+            "kernel_is_priced": _is_priced(lab),
+        },
+        runs=tuple(number for runs in trials.values() for number in runs.numbers),
+        curves={"trials": trials, "best": best},
+    )
+
+
+def _values(lab: Lab, size: int) -> Values:
+    """The same memory in blocks of another size."""
+    values: dict[str, object] = {"allocator.block_size": size}
+    if lab.base.scenario.memory.num_gpu_blocks_override is not None:
+        values["memory.num_gpu_blocks_override"] = max(1, lab.pool.num_slots // size)
+    return values
+
+
+def _is_worse(runs: Runs, best: Runs) -> bool:
+    """Slower, with an interval (over seeds, run by run) that leaves no doubt."""
+    if runs is best:
+        return False
+    slower = runs.gain_over(best, "mean_e2el_ms")
+    return slower is None or slower.low > 0
+
+
+def _prefixes(lab: Lab, sizes: tuple[int, ...]) -> tuple[float, dict[int, float]]:
+    """Share of prompt tokens that could be found if blocks were single tokens, and that each block size finds.
+
+    Both with an endless cache: what the block size alone costs. Empty where prompts share nothing.
+    """
+    shared = ideal_hits(lab)
+    if not shared:
+        return 0.0, {}
+    (own,) = lab.try_out([{}])
+    variants = [
+        {
+            "allocator.block_size": size,
+            "allocator.enable_prefix_caching": True,
+            "memory.num_gpu_blocks_override": endless_blocks(lab.base, own, size),
+        }
+        for size in sizes
+    ]
+    found = lab.try_out(variants, lab.seeds[:1])
+    return shared, {size: _hit_share(runs) for size, runs in zip(sizes, found, strict=True) if not runs.error}
+
+
+def _hit_share(runs: Runs) -> float:
+    queries = sum(runs.values("prefix_cache_queries"))
+    return sum(runs.values("prefix_cache_hits")) / queries if queries else 0.0
+
+
+def _verdict(chosen: int, good: list[int], tried: list[int]) -> str:
+    others, worse = [size for size in good if size != chosen], [size for size in tried if size not in good]
+    text = str(chosen)
+    if len(good) == len(tried):
+        return f"any of {', '.join(map(str, tried))} is as fast; {text} suits the kernel best"
+    if others:
+        text += f"; no worse here: {', '.join(map(str, others))}"
+    return text + (f"; slower: {', '.join(map(str, worse))}" if worse else "")
+
+
+def _lines(lab: Lab, trials: dict[int, Runs], best: int, good: list[int]) -> list[str]:
+    lines = []
+    for kind, sizes in RULES:
+        known = [size for size in sizes if size in trials]
+        bad = [size for size in known if size not in good]
+        said = f"practitioners' {'/'.join(map(str, sizes))} for {kind}: "
+        if not bad:
+            lines.append(said + "as good as the best for this workload")
+        else:
+            losses = ", ".join(f"{size} is slower by {percent(_slower(trials, size, best))}" for size in bad)
+            lines.append(said + ("refuted for this workload: " if len(bad) == len(known) else "half right: ") + losses)
+    if _is_priced(lab):
+        lines.append("the kernel's preference is priced at its central value; its range is in the table")
+    else:
+        lines.append(
+            f"the kernel side is not priced by cost {getattr(lab.base.scenario.cost, 'type', 'of your own')}: the "
+            "table has what is published; of sizes that are equally good, the kernel's favourite is taken"
+        )
+    return lines
+
+
+def _slower(trials: dict[int, Runs], size: int, best: int) -> Estimate | None:
+    return trials[size].gain_over(trials[best], "mean_e2el_ms")
+
+
+def _is_priced(lab: Lab) -> bool:
+    return getattr(lab.base.scenario.cost, "type", "") == "kernels"
+
+
+def _warnings(lab: Lab, hits: dict[int, float], shared: float) -> list[str]:
+    own = lab.pool.block_size
+    blind = [size for size, value in hits.items() if value == 0]
+    if not blind:
+        return []
+    text = f"prompts share their beginnings ({share(shared)} of the prompt tokens), but for less than a block of "
+    here = f": the scenario's block size is {own}" if own in blind else ""
+    return [text + f"{', '.join(map(str, blind))}: a prefix cache with such blocks finds nothing{here}"]
+
+
+def _table(trials: dict[int, Runs], hits: dict[int, float], best: Runs) -> Table:
+    rows = []
+    for size, runs in trials.items():
+        factor = block_size_factor(size)
+        swapped = [out + back for out, back in zip(*map(runs.values, _SWAPPED), strict=True)]
+        rows.append(
+            (
+                str(size),
+                share(runs.mean("block_utilization").mean),
+                "best" if runs is best else percent(runs.gain_over(best, "mean_e2el_ms")),
+                share(runs.attainment.mean),
+                shown(runs.mean("num_preemptions")),
+                share(_hit_share(runs)) + (f" / {share(hits[size])}" if size in hits else ""),
+                shown(runs.mean("num_cow_copies")),
+                f"{sum(swapped) / len(swapped):,.0f}",
+                f"{factor.factor:.3f} ({factor.low:.2f}-{factor.high:.2f})",
+            )
+        )
+    header = ("block", "filled", "latency", "meet SLO", "preempted", "prefix hits", "copies", "swapped", "kernel x")
+    return Table(header, tuple(rows))
+
+
+_SWAPPED = ("num_swapped_out_blocks", "num_swapped_in_blocks")

@@ -1,0 +1,78 @@
+"""Figures over seeds: means with intervals, paired ratios, and what a run with another seed may be expected to give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+CONFIDENCE = 0.95
+"""Of intervals."""
+NEXT_RUN_CONFIDENCE = 0.9
+"""One-sided: how sure a recommendation is to hold in a run with another seed."""
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds and half of its 95 % interval (Student's t; infinite for one seed)."""
+
+    mean: float
+    half_width: float
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of one value per seed. Raises ValueError without any."""
+    mean, deviation = _moments(values)
+    if len(values) < 2:
+        return Estimate(mean, math.inf)
+    return Estimate(mean, _quantile((1 + CONFIDENCE) / 2, len(values)) * deviation / math.sqrt(len(values)))
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate | None:
+    """`values` over `others`, seed by seed, as a relative difference: 0.1 is 10 % more. None where one is not above 0.
+
+    The same seed is the same workload, so what the workloads have apart cancels.
+    """
+    if not values or len(values) != len(others) or not all(value > 0 for value in (*values, *others)):
+        return None
+    return estimate([value / other - 1 for value, other in zip(values, others, strict=True)])
+
+
+def next_run_at_least(values: Sequence[float]) -> float:
+    """What a run with another seed will reach or exceed, with `NEXT_RUN_CONFIDENCE`, if values are normal."""
+    mean, deviation = _moments(values)
+    return mean - _next_run_width(values, deviation)
+
+
+def next_run_at_most(values: Sequence[float]) -> float:
+    """What a run with another seed will not exceed."""
+    mean, deviation = _moments(values)
+    return mean + _next_run_width(values, deviation)
+
+
+def _next_run_width(values: Sequence[float], deviation: float) -> float:
+    if len(values) < 2:
+        return 0.0
+    return _quantile(NEXT_RUN_CONFIDENCE, len(values)) * deviation * math.sqrt(1 + 1 / len(values))
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    if not values:
+        raise ValueError("an estimate needs at least one value")
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _quantile(probability: float, num_values: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(probability, num_values - 1))

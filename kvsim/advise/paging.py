@@ -1,0 +1,132 @@
+"""Is paging worth it: the KV demand, and the measured gain over contiguous reservation."""
+
+from __future__ import annotations
+
+from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
+from kvsim.advise.estimate import Estimate, estimate
+from kvsim.advise.lab import Lab, Runs
+from kvsim.cost.page_size import block_size_factor
+from kvsim.result import text_of
+
+QUESTION = "Is paging worth it?"
+CONTIGUOUS = {"orca-max": "max", "orca-pow2": "pow2", "orca-oracle": "oracle"}
+REAL = ("orca-max", "orca-pow2")
+"""What an engine can do that does not know how long an answer gets."""
+METRICS = (("output_throughput", 1), ("mean_e2el_ms", -1))
+"""What a gain is, and whether more or less of it is better."""
+
+
+def is_paging_worth_it(lab: Lab) -> Answer:
+    """Yes if the gain over the best real reservation is above what paging may cost the kernel; no otherwise."""
+    lab.topic = "paging"
+    paged, *others = lab.try_out([{}, *({"engine": engine} for engine in CONTIGUOUS)])
+    rivals = {engine: runs for engine, runs in zip(CONTIGUOUS, others, strict=True) if not runs.error}
+    if paged.error or not any(engine in rivals for engine in REAL):
+        reason = paged.error or next(runs.error for runs in others if runs.error)
+        return Answer("paging", QUESTION, f"cannot be asked: {reason}", runs=paged.numbers)
+    rival = _best_real(rivals)
+    gains = {name: _gain(paged, rivals[rival], name, sign) for name, sign in METRICS}
+    price = block_size_factor(lab.pool.block_size).high - 1
+    is_worth = any(gain is not None and gain.low > price for gain in gains.values())
+    return Answer(
+        "paging",
+        QUESTION,
+        _verdict(is_worth, rival, gains),
+        (*_demand(lab, paged), _price(price, is_worth, lab.pool.block_size), _against_oracle(paged, rivals)),
+        table=_table(paged, rivals),
+        figures={
+            "is_worth_it": is_worth,
+            "best_contiguous": rival,
+            "gain": {name: interval(gain) for name, gain in gains.items()},
+            "price": price,
+            "concurrency": interval(paged.mean("running_mean")),
+            "mean_tokens": interval(_mean_tokens(lab, paged)),
+            "demand_gib": interval(_demand_gib(lab, paged)),
+            "gains": {
+                engine: {name: interval(_gain(paged, runs, name, sign)) for name, sign in METRICS}
+                for engine, runs in rivals.items()
+            },
+        },
+        runs=tuple(number for runs in (paged, *rivals.values()) for number in runs.numbers),
+        curves={"paged": paged, "rivals": rivals},
+    )
+
+
+def _best_real(rivals: dict[str, Runs]) -> str:
+    return max(
+        (engine for engine in REAL if engine in rivals),
+        key=lambda engine: (rivals[engine].mean("completed").mean, -rivals[engine].mean("mean_e2el_ms").mean),
+    )
+
+
+def _gain(paged: Runs, other: Runs, name: str, sign: int) -> Estimate | None:
+    """How much better paged is: more throughput, or the other's latency above ours."""
+    return paged.gain_over(other, name) if sign > 0 else other.gain_over(paged, name)
+
+
+def _verdict(is_worth: bool, rival: str, gains: dict[str, Estimate | None]) -> str:
+    figures = f"{percent(gains['output_throughput'])} output throughput"
+    slower = f"requests take {percent(gains['mean_e2el_ms'])} time under contiguous {CONTIGUOUS[rival]}"
+    return f"{'yes' if is_worth else 'no'}: {figures}, and {slower}, the best contiguous reservation"
+
+
+def _demand(lab: Lab, paged: Runs) -> list[str]:
+    concurrency, tokens = paged.mean("running_mean"), _mean_tokens(lab, paged)
+    reserved = lab.pool.max_model_len
+    lines = [
+        f"KV demand: {shown(concurrency)} requests at once x {shown(tokens)} tokens = "
+        f"{shown(_demand_gib(lab, paged), 'GiB')} on average, of {text_of(_capacity_gib(lab))} GiB"
+    ]
+    if reserved is not None:
+        gib = concurrency.mean * reserved * lab.pool.bytes_per_token / 2**30
+        lines.append(f"reserving {reserved:,} tokens for each of them would take {text_of(gib)} GiB")
+    return lines
+
+
+def _mean_tokens(lab: Lab, paged: Runs) -> Estimate:
+    slots = lab.pool.num_slots
+    pairs = zip(paged.values("kv.token_states"), paged.values("running_mean"), strict=True)
+    return estimate([filled * slots / running if running else 0.0 for filled, running in pairs])
+
+
+def _demand_gib(lab: Lab, paged: Runs) -> Estimate:
+    return estimate([filled * _capacity_gib(lab) for filled in paged.values("kv.token_states")])
+
+
+def _capacity_gib(lab: Lab) -> float:
+    return lab.pool.num_slots * lab.pool.bytes_per_token / 2**30
+
+
+def _price(price: float, is_worth: bool, block_size: int) -> str:
+    relation = "above" if is_worth else "not surely above"
+    return (
+        f"the gain is {relation} the price: kernels that read blocks of {block_size} are up to {share(price)} slower "
+        "in published measurements"
+    )
+
+
+def _against_oracle(paged: Runs, rivals: dict[str, Runs]) -> str:
+    oracle = rivals.get("orca-oracle")
+    if oracle is None:
+        return "the oracle, which knows every length, could not be run"
+    gain = percent(_gain(paged, oracle, "output_throughput", 1))
+    return f"against an oracle that knows every length in advance: {gain} output throughput"
+
+
+def _table(paged: Runs, rivals: dict[str, Runs]) -> Table:
+    rows = [("paged", paged), *((f"contiguous {CONTIGUOUS[engine]}", runs) for engine, runs in rivals.items())]
+    return Table(
+        ("memory", "at once", "output tok/s", "mean E2E ms", "meet the SLO", "rejected", "throughput of paged"),
+        tuple(
+            (
+                name,
+                shown(runs.mean("running_mean")),
+                shown(runs.mean("output_throughput")),
+                shown(runs.mean("mean_e2el_ms")),
+                share(runs.attainment.mean),
+                text_of(runs.mean("num_rejected").mean),
+                "" if runs is paged else percent(_gain(paged, runs, "output_throughput", 1)),
+            )
+            for name, runs in rows
+        ),
+    )

@@ -1,0 +1,113 @@
+"""What sharing saves: copy-on-write between the sequences of a request, and prefixes between requests."""
+
+from __future__ import annotations
+
+from kvsim.advise.answer import Answer, interval, percent, share, shown
+from kvsim.advise.estimate import Estimate, estimate
+from kvsim.advise.lab import Lab, Runs, Values
+from kvsim.advise.workload import endless_blocks
+
+QUESTION = "What does sharing save?"
+CACHING = "allocator.enable_prefix_caching"
+BLOCKS = "memory.num_gpu_blocks_override"
+
+
+def sharing_saves(lab: Lab) -> Answer:
+    """Runs without and with prefix caching, now and with an endless cache, and what copy-on-write shares."""
+    lab.topic = "sharing"
+    (own,) = lab.try_out([{}])
+    endless = endless_blocks(lab.base, own, lab.pool.block_size)
+    variants: list[Values] = [{CACHING: False}, {CACHING: True}, {CACHING: True, BLOCKS: endless}]
+    off, on, unbounded = lab.try_out(variants)
+    forks, prefix = _forks(own if off.error else off), _prefixes(lab, off, on, unbounded)
+    return Answer(
+        "sharing",
+        QUESTION,
+        f"{forks.verdict}; {prefix.verdict}",
+        (*forks.lines, *prefix.lines),
+        figures=forks.figures | prefix.figures,
+        runs=tuple(dict.fromkeys(number for runs in (own, off, on, unbounded) for number in runs.numbers)),
+        curves={"off": off, "on": on, "endless": unbounded} if not prefix.is_refused else {},
+    )
+
+
+class _Part:
+    def __init__(self, verdict: str, lines: list[str], figures: dict[str, object], is_refused: bool = False) -> None:
+        self.verdict = verdict
+        self.lines = lines
+        self.figures = figures
+        self.is_refused = is_refused
+
+
+def _forks(runs: Runs) -> _Part:
+    """Sequences of one request, no prefix cache: what is shared is shared copy-on-write."""
+    saving, copies = runs.mean("sharing_saving"), runs.mean("num_cow_copies")
+    figures: dict[str, object] = {"cow_saving": interval(saving), "cow_copies": interval(copies)}
+    if saving.mean == 0:
+        return _Part("copy-on-write: nothing, every request is one sequence", [], figures)
+    line = (
+        f"copy-on-write: without sharing the same sequences would hold {_times(saving)} the blocks; "
+        f"{shown(copies)} blocks were copied for it"
+    )
+    return _Part(f"copy-on-write saves {_share(saving)} of the blocks", [line], figures)
+
+
+def _prefixes(lab: Lab, off: Runs, on: Runs, unbounded: Runs) -> _Part:
+    if error := off.error or on.error or unbounded.error:
+        return _Part("prefix caching: not possible with this engine", [error], {"prefix_error": error}, True)
+    now, most = _hits(on), _hits(unbounded)
+    figures: dict[str, object] = {"prefix_hit_share": interval(now), "prefix_hit_share_endless": interval(most)}
+    if most.mean == 0:
+        shared = ideal_hits(lab)
+        why = f"they share {share(shared)} of their tokens, in less than a block" if shared else "no two begin alike"
+        return _Part(f"prefix caching finds nothing in these prompts: {why}", [], figures)
+    ttft, speed = on.gain_over(off, "mean_ttft_ms"), on.gain_over(off, "output_throughput")
+    ideal = unbounded.gain_over(off, "mean_ttft_ms")
+    figures |= {
+        "ttft_change": interval(ttft),
+        "ttft_change_endless": interval(ideal),
+        "throughput_change": interval(speed),
+    }
+    lines = [
+        f"prefix caching now: {_share(now)} of the prompt tokens are found; mean TTFT {percent(ttft)}, output "
+        f"throughput {percent(speed)}",
+        f"with an endless cache: {_share(most)} are found, mean TTFT {percent(ideal)}: "
+        + ("a larger cache would help" if _is_more(most, now, on, unbounded) else "a larger cache would find no more"),
+    ]
+    return _Part(f"prefix caching finds {_share(now)} of the prompt tokens", lines, figures)
+
+
+def _is_more(most: Estimate, now: Estimate, on: Runs, unbounded: Runs) -> bool:
+    differences = [_hit_share(b) - _hit_share(a) for a, b in zip(_each(on), _each(unbounded), strict=True)]
+    return estimate(differences).low > 0
+
+
+def _each(runs: Runs) -> list[Runs]:
+    return [Runs((run,)) for run in runs.runs]
+
+
+def _hits(runs: Runs) -> Estimate:
+    return estimate([_hit_share(one) for one in _each(runs)])
+
+
+def _hit_share(runs: Runs) -> float:
+    queries = sum(runs.values("prefix_cache_queries"))
+    return sum(runs.values("prefix_cache_hits")) / queries if queries else 0.0
+
+
+def ideal_hits(lab: Lab) -> float:
+    """Share of the prompt tokens that an endless cache of single-token blocks would find; 0 where it cannot run."""
+    (own,) = lab.try_out([{}], lab.seeds[:1])
+    if own.error:
+        return 0.0
+    values = {"allocator.block_size": 1, CACHING: True, BLOCKS: endless_blocks(lab.base, own, 1)}
+    (found,) = lab.try_out([values], lab.seeds[:1])
+    return 0.0 if found.error else _hit_share(found)
+
+
+def _share(value: Estimate) -> str:
+    return f"{100 * value.mean:.1f} ± {100 * value.half_width:.1f} %"
+
+
+def _times(saving: Estimate) -> str:
+    return f"{1 / (1 - saving.mean):.2f} times" if saving.mean < 1 else "many times"
