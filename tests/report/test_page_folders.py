@@ -1,0 +1,178 @@
+"""`kvsim report` and `kvsim plot`: results folders after the fact, and what a page is made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.cli import main
+from kvsim.report.blockmap import LIFE_CODES
+from kvsim.report.page import FIGURES, PARTS, compare_page, run_page
+from kvsim.runs import Options, compare, run
+
+SCENARIO: dict[str, Any] = {
+    "name": "small",
+    "memory": {"num_gpu_blocks_override": 60},
+    "allocator": {"block_size": 4},
+    "scheduler": {"max_model_len": 64},
+    "workload": {
+        "num_requests": 12,
+        "arrivals": {"type": "poisson", "request_rate": 200},
+        "lengths": {"type": "uniform", "prompt": [3, 30], "output": [2, 20]},
+    },
+}
+RUN_PICTURES = ("memory.png", "running.png", "utilization.png", "latency.png")
+WITH_PAGE = Options(plots=False, report=True)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with a page."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    run(SCENARIO, out=out, options=Options(report=True))
+    return out
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that a test may change, without its page."""
+    copy = tmp_path / "out"
+    shutil.copytree(original, copy)
+    (copy / "report.html").unlink()
+    return copy
+
+
+def test_the_page_comes_out_the_same_afterwards(folder: Path, original: Path) -> None:
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").read_bytes() == (original / "report.html").read_bytes()
+
+
+def test_pictures_are_drawn_again(folder: Path, original: Path) -> None:
+    for name in RUN_PICTURES:
+        (folder / name).unlink()
+    assert main(["plot", str(folder)]) == 0
+    for name in RUN_PICTURES:
+        assert (folder / name).read_bytes() == (original / name).read_bytes()
+
+
+def test_a_folder_without_its_scenario_gets_a_page_without_a_map(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "scenario.yaml").unlink()
+    assert main(["report", str(folder)]) == 0
+    assert "no block map" in capsys.readouterr().err
+    text = (folder / "report.html").read_text()
+    assert "block-map-title" not in text
+    assert "no block map: scenario.yaml is not in the folder" in text
+
+
+def test_a_run_that_does_not_come_out_again_gets_no_map(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"completed": summary["completed"] - 1}))
+    assert main(["report", str(folder)]) == 0
+    assert "gives other figures now" in capsys.readouterr().err
+    assert "block-map-title" not in (folder / "report.html").read_text()
+
+
+def test_a_trace_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (folder / "scenario.yaml").read_text()
+    (folder / "scenario.yaml").write_text(text.replace("trace: null", "trace: gone.csv"))
+    assert main(["report", str(folder)]) == 0
+    assert "cannot be repeated" in capsys.readouterr().err
+
+
+def test_comparison(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compared = compare(SCENARIO, ("paged", "orca-max"), out=out, options=WITH_PAGE)
+    assert all((out / engine / "report.html").is_file() for engine in compared.runs)
+    before = (out / "report.html").read_text()
+    assert '"engine":"paged"' in before
+    assert '"engine":"orca-max"' in before
+    assert main(["plot", str(out)]) == 0
+    for name in ("compare_memory.png", "paged/memory.png", "orca-max/latency.png"):
+        assert (out / name).is_file()
+    assert main(["report", str(out)]) == 0
+    after = (out / "report.html").read_text()
+    assert after.count("data:image/png;base64,") == 4
+    assert after.split("kvsim-data")[1] == before.split("kvsim-data")[1]
+
+
+def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import kvsim
+
+    out = tmp_path / "out"
+    kvsim.sweep(SCENARIO, {"allocator.block_size": [4, 8]}, jobs=1, out=out)
+    assert main(["plot", str(out)]) == 0
+    assert (out / "sweep_output_throughput.png").is_file()
+    assert main(["report", str(out)]) == 2
+    assert "is a sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_other_folders_are_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    assert "has none of summary.json" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "absent")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("[1, 2]")
+    assert main([command, str(tmp_path)]) == 2
+    assert "is not the summary of a run" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text("{")
+    assert main([command, str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_tables_that_were_not_recorded_cannot_be_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "steps.csv").unlink()
+    assert main(["plot", str(folder)]) == 2
+    assert "there is no steps.csv" in capsys.readouterr().err
+
+
+def test_the_page_reaches_for_nothing(original: Path) -> None:
+    text = (original / "report.html").read_text()
+    assert "default-src 'none'" in text
+    head, data = text.split('id="kvsim-data"')
+    assert "http://" not in head + data.split("</script>", 1)[1]
+    assert "https://" not in head + data.split("</script>", 1)[1]
+    assert text.count("<img ") == text.count('src="data:image/png;base64,')
+    assert "{{" not in head
+
+
+def test_figures_are_those_of_the_summary(original: Path) -> None:
+    summary = json.loads((original / "summary.json").read_text())
+    assert {figure.key for figure in FIGURES} <= summary.keys()
+    assert set(PARTS) == set(summary["kv"])
+    text = (original / "report.html").read_text()
+    assert f"<dd class='value'>{summary['completed']}</dd>" in text
+    assert f"{100 * summary['kv']['token_states']:.1f} %" in text
+
+
+def test_every_event_has_a_letter_and_words() -> None:
+    from importlib.resources import files
+
+    from kvsim.memory.journal import EVENTS
+
+    script = files("kvsim.report").joinpath("static", "blockmap.js").read_text("utf-8")
+    words = script[script.index("const LIFE_WORDS = {") : script.index("const sums")]
+    assert set(LIFE_CODES) == set(EVENTS)
+    assert len(set(LIFE_CODES.values())) == len(EVENTS)
+    for letter in LIFE_CODES.values():
+        assert f"{letter}: (" in words or f'"{letter}": (' in words
+
+
+def test_pages_without_files_or_maps() -> None:
+    result = run(SCENARIO)
+    text = run_page(result, draw_missing=False)
+    assert "<h1>kvsim: small</h1>" in text
+    assert "kvsim-data" not in text
+    assert "compared" in compare_page({"paged": result}, draw_missing=False)
+
+
+@pytest.mark.deep
+def test_the_quickstart_s_page_is_small(repo_root: Path, tmp_path: Path) -> None:
+    run(repo_root / "scenarios" / "quickstart.yaml", out=tmp_path / "out", options=Options(report=True))
+    assert (tmp_path / "out" / "report.html").stat().st_size < 5_000_000
