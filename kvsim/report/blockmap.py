@@ -64,6 +64,8 @@ class Frame(NamedTuple):
     """Cached-idle blocks."""
     lost: frozenset[BlockId]
     """Blocks that only leaked references hold (`upstream_faults` only)."""
+    ended: frozenset[int]
+    """Of `rows`, those that ended and keep their memory until their static batch ends."""
 
 
 class BlockMapObserver:
@@ -117,6 +119,7 @@ class BlockMapObserver:
             self._regions() if self.is_contiguous else self._tables(),
             self._idle_blocks(),
             self._lost_blocks(),
+            frozenset(self._number(seq) for seq in getattr(self.scheduler, "retained", ())),
         )
 
     def _resident(self) -> list[tuple[int, Seq]]:
@@ -182,11 +185,12 @@ def _next_starts(starts: list[int], holes: Iterable[tuple[int, int]], end: int) 
 def recording(observer: BlockMapObserver, journal: Journal | None, names: Mapping[str, str], engine: str) -> Recording:
     """The frames as JSON, each as its difference from the one before.
 
-    `frames[i]` is [tables, gone, tokens, idle, lost, copies]: `tables` has, for every sequence whose table changed,
-    [sequence, entries kept, first new id, differences of the further ids...] (contiguous: [sequence, start, length,
-    size]); `gone` the sequences that left; `tokens` by how much each sequence's stored tokens changed, in the order in
-    which sequences appeared; `idle` and `lost` are [added, removed], as differences; `copies` are [from, to] since the frame before.
-    `t_ns` and `step` are differences too. `names` turns the journal's sequences into requests.
+    `frames[i]` is [tables, gone, tokens, idle, lost, copies, ended]: `tables` has, for every sequence whose table
+    changed, [sequence, entries kept, first new id, differences of the further ids...] (contiguous: [sequence, start,
+    length, size]); `gone` the sequences that left; `tokens` by how much each sequence's stored tokens changed, in the
+    order in which sequences appeared; `idle` and `lost` are [added, removed], as differences; `copies` are [from, to]
+    since the frame before; `ended` are sequences that ended since then and keep their memory until their static batch
+    ends. `t_ns` and `step` are differences too. `names` turns the journal's sequences into requests.
     """
     observer.finish()
     frames, sequences = observer.frames, observer.sequences
@@ -218,6 +222,7 @@ def _encode(frames: Sequence[Frame], copies: list[list[list[int]]]) -> list[list
     live: dict[int, Any] = {}
     idle: frozenset[BlockId] = frozenset()
     lost: frozenset[BlockId] = frozenset()
+    ended: frozenset[int] = frozenset()
     encoded = []
     for frame, copied in zip(frames, copies, strict=True):
         gone = [number for number in live if number not in frame.rows]
@@ -227,8 +232,9 @@ def _encode(frames: Sequence[Frame], copies: list[list[list[int]]]) -> list[list
         tables = [change for number, row in frame.rows.items() if (change := _change(number, live.get(number), row))]
         live.update(frame.rows)
         tokens = [row.num_tokens - tokens_before.get(number, 0) for number, row in live.items()]
-        encoded.append([tables, gone, tokens, _set_change(idle, frame.idle), _set_change(lost, frame.lost), copied])
-        idle, lost = frame.idle, frame.lost
+        changes = [_set_change(idle, frame.idle), _set_change(lost, frame.lost)]
+        encoded.append([tables, gone, tokens, *changes, copied, sorted(frame.ended - ended)])
+        idle, lost, ended = frame.idle, frame.lost, frame.ended
     return encoded
 
 

@@ -170,7 +170,8 @@ def _page(title: str, lead: str, body: Iterable[str], summary: Mapping[str, Any]
 
 
 def _recordings(runs: Sequence[RunResult]) -> list[Recording]:
-    return [run.block_map for run in runs if run.block_map is not None]
+    """The maps there are; of a run in which nothing ever ran there is none."""
+    return [run.block_map for run in runs if run.block_map is not None and run.block_map["frames"]]
 
 
 def _json(value: Any) -> str:
@@ -295,14 +296,15 @@ def _sights(recording: Recording) -> set[str]:
     sights = {"tokens", "free" if recording["kind"] == "paged" else "hole"}
     if recording["kind"] == "paged":
         requests = [request for request, *_ in recording["sequences"]]
-        has_idle = any(idle[0] for _, _, _, idle, _, _ in frames)
+        has_idle = any(idle[0] for _, _, _, idle, *_ in frames)
         sights |= {"partial"} | ({"idle"} if has_idle else set())
         sights |= {"shared"} if has_idle or len(set(requests)) < len(requests) else set()
     else:
         sights |= {"reserved", "unused"}
         is_rounded = any(size > length for tables, *_ in frames for _, _, length, size in tables)
         sights |= {"rounding"} if is_rounded else set()
-    return sights | ({"copied"} if any(copies for *_, copies in frames) else set())
+        sights |= {"ended"} if any(ended for *_, ended in frames) else set()
+    return sights | ({"copied"} if any(copies for *_, copies, _ in frames) else set())
 
 
 _FULL = '<rect x="1" y="1" width="16" height="16" fill="#0072B2"/>'
@@ -335,6 +337,11 @@ LEGEND = (
         "unused",
         f'<rect x="1" y="1" width="16" height="16" fill="var(--unused)"/>{_HATCH}',
         "reserved, never used (internal fragmentation)",
+    ),
+    (
+        "ended",
+        f'<rect x="1" y="1" width="16" height="16" fill="#0072B2" opacity=".35"/>{_HATCH}',
+        "held by an ended request until its batch ends",
     ),
     (
         "rounding",

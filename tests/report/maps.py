@@ -20,8 +20,9 @@ def frames_of(recording: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rows: dict[int, list[int]] = {}
     tokens: dict[int, int] = {}
     idle: set[int] = set()
+    ended: set[int] = set()
     t_ns = step = 0
-    for place, (tables, gone, changes, (added, removed), _, copies) in enumerate(recording["frames"]):
+    for place, (tables, gone, changes, (added, removed), _, copies, more_ended) in enumerate(recording["frames"]):
         t_ns += recording["t_ns"][place]
         step += recording["step"][place]
         for seq in gone:
@@ -39,6 +40,7 @@ def frames_of(recording: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for seq, change in zip(tokens, changes, strict=True):
             tokens[seq] += change
         idle = (idle | set(accumulate(added))) - set(accumulate(removed))
+        ended = (ended | set(more_ended)) & rows.keys()
         yield {
             "t_ns": t_ns,
             "step": step,
@@ -46,6 +48,7 @@ def frames_of(recording: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "tokens": dict(tokens),
             "idle": set(idle),
             "copies": copies,
+            "ended": set(ended),
         }
 
 
@@ -60,11 +63,11 @@ def holders_of(recording: dict[str, Any], frame: dict[str, Any]) -> Holders:
 
 
 def fills_of(recording: dict[str, Any], frame: dict[str, Any]) -> dict[int, int]:
-    """Filled slots of every block (contiguous: of every region, by its first slot)."""
+    """Slots to be read of every block (contiguous: of every region, by its first slot)."""
     block_size = recording["block_size"]
     fills: dict[int, int] = {}
     for seq, row in frame["rows"].items():
-        num_tokens = frame["tokens"][seq]
+        num_tokens = 0 if seq in frame["ended"] else frame["tokens"][seq]
         if recording["kind"] == "contiguous":
             fills[row[0]] = num_tokens
             continue

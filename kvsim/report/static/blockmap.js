@@ -52,7 +52,7 @@
     advance() {
       const state = this.cursor;
       state.index += 1;
-      const [tables, gone, tokens, idle, lost, copies] = this.frames[state.index];
+      const [tables, gone, tokens, idle, lost, copies, ended] = this.frames[state.index];
       gone.forEach((seq) => state.live.delete(seq));
       tables.forEach((change) => this.apply(state.live, change));
       let place = 0;
@@ -60,6 +60,7 @@
         row.tokens += tokens[place];
         place += 1;
       }
+      ended.forEach((seq) => (state.live.get(seq).ended = true));
       merge(state.idle, idle);
       merge(state.lost, lost);
       state.copies = copies;
@@ -74,7 +75,7 @@
         for (const difference of change.slice(2)) table.push((id += difference));
         live.set(seq, { table, tokens: before ? before.tokens : 0 });
       } else {
-        live.set(seq, { start: first, length: second, size: third, tokens: before ? before.tokens : 0 });
+        live.set(seq, { start: first, length: second, size: third, tokens: before ? before.tokens : 0, ended: before?.ended ?? false });
       }
     }
 
@@ -141,6 +142,13 @@
       return undefined;
     }
 
+    /** A region's slots: filled, to be filled, never used (of an ended request none will be read). */
+    partsOf(seq, row) {
+      const final = Math.min(row.length, Math.max(row.tokens, this.sequences[seq][3]));
+      if (row.ended) return { stored: 0, reserved: 0, unused: row.length, final: row.tokens };
+      return { stored: row.tokens, reserved: final - row.tokens, unused: row.length - final, final };
+    }
+
     /** Slots by what they are for, as the ledger counts them. */
     shares(state) {
       const capacity = this.num_blocks * this.block_size;
@@ -159,10 +167,10 @@
         parts.unused = taken - parts.stored - parts.reserved;
       } else {
         for (const [seq, row] of state.live) {
-          const final = Math.min(row.length, Math.max(row.tokens, this.sequences[seq][3]));
-          parts.stored += row.tokens;
-          parts.reserved += final - row.tokens;
-          parts.unused += row.length - final;
+          const { stored, reserved, unused } = this.partsOf(seq, row);
+          parts.stored += stored;
+          parts.reserved += reserved;
+          parts.unused += unused;
           parts.rounding += row.size - row.length;
           taken += row.size;
         }
@@ -476,12 +484,13 @@
       const seq = recording.regionAt(state, address);
       if (seq === undefined) return `Slot ${number(address)}: a hole; no request owns it.`;
       const row = state.live.get(seq);
-      const final = Math.min(row.length, Math.max(row.tokens, recording.sequences[seq][3]));
+      const { stored, reserved, unused } = recording.partsOf(seq, row);
+      const ended = row.ended ? " It has ended, and keeps the region until its batch ends." : "";
       const rounding = row.size > row.length ? `, and ${number(row.size - row.length)} more by rounding` : "";
       return (
         `Slot ${number(address)}: in the region of ${recording.label(seq)}, ${number(row.length)} slots from ${number(row.start)}${rounding}. ` +
-        `${number(row.tokens)} hold tokens, ${number(final - row.tokens)} are reserved for tokens to come, ` +
-        `${number(row.length - final)} will never be used.`
+        `${number(stored)} hold tokens to be read, ${number(reserved)} are reserved for tokens to come, ` +
+        `${number(unused)} are of no use.${ended}`
       );
     }
 
@@ -638,10 +647,14 @@
       for (const [seq, row] of state.live) {
         const strength = this.isDimmed([seq]) ? 0.25 : 1;
         const stored = row.start + row.tokens;
-        const final = row.start + Math.min(row.length, Math.max(row.tokens, recording.sequences[seq][3]));
+        const final = row.start + recording.partsOf(seq, row).final;
         paint.fillStyle = this.colorOf(seq);
-        paint.globalAlpha = strength;
-        for (const piece of this.pieces(row.start, stored)) paint.fillRect(...piece);
+        paint.globalAlpha = row.ended ? 0.35 * strength : strength;
+        for (const piece of this.pieces(row.start, stored)) {
+          paint.fillRect(...piece);
+          if (row.ended) this.hatch(paint, ...piece, colors.unusedMark, 1);
+        }
+        paint.fillStyle = this.colorOf(seq);
         paint.globalAlpha = 0.35 * strength;
         for (const piece of this.pieces(stored, final)) paint.fillRect(...piece);
         paint.globalAlpha = strength;
@@ -918,11 +931,11 @@
     regionOf(recording, seq, row) {
       const box = make("div", "table");
       const [, sample] = recording.sequences[seq];
-      const final = Math.min(row.length, Math.max(row.tokens, recording.sequences[seq][3]));
-      box.append(make("p", "", `Request ${this.chosen}, sample ${sample}: one region.`));
+      const { final } = recording.partsOf(seq, row);
+      box.append(make("p", "", `Request ${this.chosen}, sample ${sample}: one region${row.ended ? ", kept until its batch ends" : ""}.`));
       const list = make("ol", "chips");
       const pieces = [
-        ["tokens", row.start, row.tokens],
+        [row.ended ? "tokens nobody reads" : "tokens", row.start, row.tokens],
         ["reserved", row.start + row.tokens, final - row.tokens],
         ["never used", row.start + final, row.length - final],
         ["rounding", row.start + row.length, row.size - row.length],
