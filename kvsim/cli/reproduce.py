@@ -48,7 +48,8 @@ def command(
 
 def _table(name: str, rows: list) -> str:  # type: ignore[type-arg]
     from kvsim.reproduce import FIGURES
-    from kvsim.reproduce.page import compared, number
+    from kvsim.reproduce.page import compared
+    from kvsim.reproduce.remarks import number
 
     shown = [
         [

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsim.reproduce import recipe
 from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, VLLM, Scenario, cost_of, lengths_of, scenario
+from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, PROMPTS_APART, VLLM, Scenario, cost_of, lengths_of, scenario
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
 
 BARE = "opt-13b, no overhead per sequence"
+APART = "opt-13b, prompt steps apart for all"
 COMPARED = {
     "opt-13b": ENGINES,
     "opt-66b": ("orca-max", "orca-oracle", VLLM),
     "opt-175b": ("orca-max", "orca-oracle", VLLM),
     BARE: ("orca-max", "orca-oracle", VLLM),
+    APART: ("orca-max", "orca-oracle", VLLM),
 }
-"""Models, and the engines that are run with each; once without the 2023 engine's CPU work per sequence."""
+"""Models, and the engines that are run with each; OPT-13B also with one assumption changed."""
 
 
 def cases(scale: Scale) -> dict[str, Search]:
@@ -32,6 +35,9 @@ def cases(scale: Scale) -> dict[str, Search]:
 def _scenario(engine: str, model: str) -> Scenario:
     if model == BARE:
         return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, cost=cost_of(sequence_us=0.0))
+    if model == APART:
+        scheduler = {} if engine == VLLM else PROMPTS_APART
+        return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, scheduler=scheduler)
     return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model)
 
 
@@ -48,7 +54,7 @@ def ours(results: Results) -> list[Ours]:
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
     latency_curves(
-        picture, rows, {f", {model}": model.upper() for model in COMPARED if model != BARE}, BOUND_S, LATENCY
+        picture, rows, {f", {model}": model.upper() for model in COMPARED if model in recipe.KV_BYTES}, BOUND_S, LATENCY
     )
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from kvsim.reproduce.draw import lines
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, BEAM_THETA, VLLM, Scenario, cost_of, lengths_of, scenario
+from kvsim.reproduce.recipe import ALL_AT_ONCE, BEAM_THETA, PROMPTS_APART, VLLM, Scenario, lengths_of, scenario
 from kvsim.reproduce.sustained import BOUND_S, RATE, Search, ratio
 
 ORACLE = "orca-oracle"
+APART = "orca-oracle, prompt steps apart"
 QUANTITY = "sustained rate ratio to orca-oracle"
-BARE = "basic, no overhead per sequence"
 MODES: dict[tuple[str, int], Scenario] = {
     ("basic", 1): {"n": 1},
     **{("parallel", width): {"n": width} for width in (2, 4, 6)},
     **{("beam", width): {"beam_width": width, "theta": BEAM_THETA} for width in (2, 4, 6)},
-    (BARE, 1): {"n": 1},
 }
-"""Modes and widths; once without the 2023 engine's CPU work per sequence."""
+ALSO_APART = (("basic", 1), ("beam", 6))
+"""Where Oracle is also run with vLLM's order of work, so that only the memory differs."""
 
 
 def _orca_sampling(sampling: Scenario) -> Scenario:
@@ -31,10 +31,12 @@ def cases(scale: Scale) -> dict[str, Search]:
     seconds = scale.pick(1200, 60)
     found = {}
     for (mode, width), sampling in MODES.items():
-        cost = cost_of(sequence_us=0.0) if mode == BARE else cost_of()
         for engine, chosen in ((VLLM, sampling), (ORACLE, _orca_sampling(sampling))):
-            one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=chosen, cost=cost)
+            one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=chosen)
             found[f"{engine}, {mode} {width}"] = Search(one, seconds, 300)
+            if engine == ORACLE and (mode, width) in ALSO_APART:
+                apart = one | {"scheduler": one["scheduler"] | PROMPTS_APART}
+                found[f"{APART}, {mode} {width}"] = Search(apart, seconds, 300)
     return found
 
 
@@ -43,6 +45,9 @@ def ours(results: Results) -> list[Ours]:
     for mode, width in MODES:
         vllm, oracle = (results[f"{engine}, {mode} {width}"] for engine in (VLLM, ORACLE))
         rows.append(Ours(mode, str(width), QUANTITY, ratio(vllm, oracle)))
+        if (mode, width) in ALSO_APART:
+            apart = results[f"{APART}, {mode} {width}"]
+            rows.append(Ours(mode, str(width), f"sustained rate ratio to {APART}", ratio(vllm, apart)))
         rows += [
             Ours(f"{name}, {mode}", str(width), RATE, found["sustained_rate"])
             for name, found in ((VLLM, vllm), (ORACLE, oracle))

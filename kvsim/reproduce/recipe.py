@@ -51,6 +51,10 @@ def poisson(rate: float) -> Scenario:
     return {"type": "poisson", "request_rate": rate}
 
 
+PROMPTS_APART: Scenario = {"prefill_first": True}
+"""Orca computes prompts together with decodes. This gives it vLLM's order of work: prompts first, in steps of their
+own."""
+
 ALL_AT_ONCE: Scenario = {"type": "batch"}
 """The queue is never empty: what the memory looks like at saturation."""
 
