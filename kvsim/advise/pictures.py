@@ -62,7 +62,8 @@ def _rate(curves: dict[str, Any]) -> Figure:
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xlabel(f"offered ({curves['unit']})")
-    legend_below(figure, *right.get_legend_handles_labels(), 2)
+    handles, labels = right.get_legend_handles_labels()
+    legend_below(figure, handles, labels, 2)
     figure.subplots_adjust(wspace=0.25)
     return figure
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -90,3 +94,40 @@ def _kill_a_worker(cluster: Any, out: Path, after_points: int) -> None:
     while len(points_in(out)) < after_points:
         time.sleep(0.01)
     os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+
+
+@pytest.mark.deep
+def test_the_documented_commands_start_a_cluster(repo_root: Path, tmp_path: Path) -> None:
+    """Those of docs/cluster.md, with an address of this machine."""
+    text = (repo_root / "docs" / "cluster.md").read_text()
+    commands = [line[2:].split("#")[0].strip() for line in text.splitlines() if line.startswith("$ ")]
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    _, scheduler, worker, sweep = (command.replace("tcp://HOST:8786", address) for command in commands)
+    scenario = scenario_file(tmp_path, sweep={"vary": BLOCKS})
+    sweep = sweep.replace("scenarios/block-size.yaml", str(scenario))
+    started = [_start(f"{scheduler} --host {address} --no-dashboard", tmp_path), _start(worker, tmp_path)]
+    try:
+        done = kvsim_command(*shlex.split(sweep)[1:], "--out", "out", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def _start(command: str, cwd: Path) -> subprocess.Popen[bytes]:
+    program = Path(sys.executable).parent / shlex.split(command)[0]
+    return subprocess.Popen(
+        [str(program), *shlex.split(command)[1:]],
+        cwd=cwd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
