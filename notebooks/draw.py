@@ -8,13 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+from kvsim.report.style import new_figure
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#882255")
 EMPTY = "#f2f2f2"
 WASTE = {"reserved": "#56B4E9", "internal": "#D55E00", "external": "#E69F00"}
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    figure = new_figure(height, fits_itself=True)
+    figure.set_figwidth(width)
     axes = figure.add_subplot()
     axes.set_axis_off()
     return figure, axes
@@ -29,18 +32,20 @@ def waste(regions: Sequence[tuple[str, int, int, int]], num_slots: int, hole_is_
     """The address space of a contiguous engine.
 
     `regions` are (name, stored, in the end, given): of the slots given to a request some are stored, some will be,
-    and the rest never. What no region covers is free, or lost if nobody waiting fits in.
+    and the rest never. A region without a name is a hole, as is what follows the last one: free, or lost if nobody
+    who waits fits in.
     """
-    figure, axes = _axes(7.2, 1.5)
+    figure, axes = _axes(7.2, 1.3)
+    hole = WASTE["external"] if hole_is_lost else EMPTY
     at = 0
     for name, stored, final, given in regions:
         for slot in range(given):
             kind = "stored" if slot < stored else "reserved" if slot < final else "internal"
             color = COLORS[2] if kind == "stored" else WASTE[kind]
-            _cell(axes, at + slot, 0, color, name if slot < stored else "", ink="white")
+            _cell(axes, at + slot, 0, color if name else hole, name if slot < stored else "", ink="white")
         at += given
     for slot in range(at, num_slots):
-        _cell(axes, slot, 0, WASTE["external"] if hole_is_lost else EMPTY)
+        _cell(axes, slot, 0, hole)
     kinds = [("stored", COLORS[2]), ("reserved: will be filled", WASTE["reserved"])]
     kinds += [("internal: never will", WASTE["internal"])]
     kinds += [("external: a hole too small", WASTE["external"]) if hole_is_lost else ("free", EMPTY)]
