@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
-from kvsim.advise.estimate import Estimate
+from kvsim.advise.estimate import Estimate, is_surely_above
 from kvsim.advise.lab import Lab, Runs, Values
 from kvsim.advise.sharing import ideal_hits
 from kvsim.advise.workload import endless_blocks
@@ -23,7 +23,7 @@ def best_block_size(lab: Lab) -> Answer:
     if not trials:
         return Answer("block_size", QUESTION, "cannot be asked: this allocator takes no such block sizes")
     best = max(trials, key=lambda size: (trials[size].attainment.mean, -trials[size].mean("mean_e2el_ms").mean))
-    good = [size for size in trials if not _is_worse(trials[size], trials[best])]
+    good = [size for size in trials if not _is_worse(trials, size, best, _is_priced(lab))]
     chosen = min(good, key=lambda size: (block_size_factor(size).factor, -trials[size].mean("block_utilization").mean))
     shared, hits = _prefixes(lab, tuple(trials))
     return Answer(
@@ -57,12 +57,13 @@ def _values(lab: Lab, size: int) -> Values:
     return values
 
 
-def _is_worse(runs: Runs, best: Runs) -> bool:
-    """Slower, with an interval (over seeds, run by run) that leaves no doubt."""
-    if runs is best:
+def _is_worse(trials: dict[int, Runs], size: int, best: int, is_priced: bool) -> bool:
+    """Slower beyond doubt, and by more than the kernel makes up for where its side is not priced."""
+    if size == best:
         return False
-    slower = runs.gain_over(best, "mean_e2el_ms")
-    return slower is None or slower.low > 0
+    kernel = 1.0 if is_priced else block_size_factor(best).factor / block_size_factor(size).factor
+    latency = "mean_e2el_ms"
+    return is_surely_above(trials[size].values(latency), trials[best].values(latency), max(0.0, kernel - 1))
 
 
 def _prefixes(lab: Lab, sizes: tuple[int, ...]) -> tuple[float, dict[int, float]]:

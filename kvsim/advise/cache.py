@@ -113,11 +113,12 @@ class _Sized:
             return "the 20 % rule was not checked: the peak is not known for this allocator"
         exact, roomy = ruled
         spare = self.blocks / peak.mean - 1
-        verdict = (
-            f"needed are {share(-spare)} less than the peak: the rule wastes memory here"
-            if spare < 0
-            else f"needed are {share(spare)} more than the peak"
-        )
+        if spare < 0:
+            verdict = f"{share(-spare)} less than the peak is enough: the rule wastes memory here"
+        elif spare <= HEAD_ROOM - 1:
+            verdict = f"{share(spare)} above the peak are needed: the rule holds"
+        else:
+            verdict = f"{share(spare)} above the peak are needed: the rule falls short"
         return (
             f"the rule of 20 % above the measured peak: the peak is {self._size(math.ceil(peak.mean))} where space is "
             f"endless; {share(exact.attainment.mean)} meet the SLO with that, {share(roomy.attainment.mean)} with 20 % "

@@ -45,6 +45,19 @@ def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate | None:
     return estimate([value / other - 1 for value, other in zip(values, others, strict=True)])
 
 
+def is_surely_above(values: Sequence[float], others: Sequence[float], margin: float = 0.0) -> bool:
+    """Whether `values` exceed `others` by more than the relative margin, beyond doubt.
+
+    Either the interval says so, or every seed does, where there are enough of them for a sign test; the latter is for
+    differences that vary widely but all point one way. A value above nothing is above.
+    """
+    difference = ratio(values, others)
+    if difference is None:
+        return math.fsum(values) > math.fsum(others)
+    all_agree = all(value > (1 + margin) * other for value, other in zip(values, others, strict=True))
+    return difference.low > margin or (all_agree and 0.5 ** (len(values) - 1) <= 1 - CONFIDENCE)
+
+
 def next_run_at_least(values: Sequence[float]) -> float:
     """What a run with another seed will reach or exceed, with `NEXT_RUN_CONFIDENCE`, if values are normal."""
     mean, deviation = _moments(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
-from kvsim.advise.estimate import Estimate, estimate
+from kvsim.advise.estimate import Estimate, estimate, is_surely_above, ratio
 from kvsim.advise.lab import Lab, Runs
 from kvsim.cost.page_size import block_size_factor
 from kvsim.result import text_of
@@ -27,7 +27,7 @@ def is_paging_worth_it(lab: Lab) -> Answer:
     rival = _best_real(rivals)
     gains = {name: _gain(paged, rivals[rival], name, sign) for name, sign in METRICS}
     price = block_size_factor(lab.pool.block_size).high - 1
-    is_worth = any(gain is not None and gain.low > price for gain in gains.values())
+    is_worth = any(is_surely_above(*_sides(paged, rivals[rival], name, sign), margin=price) for name, sign in METRICS)
     return Answer(
         "paging",
         QUESTION,
@@ -61,13 +61,18 @@ def _best_real(rivals: dict[str, Runs]) -> str:
 
 def _gain(paged: Runs, other: Runs, name: str, sign: int) -> Estimate | None:
     """How much better paged is: more throughput, or the other's latency above ours."""
-    return paged.gain_over(other, name) if sign > 0 else other.gain_over(paged, name)
+    return ratio(*_sides(paged, other, name, sign))
+
+
+def _sides(paged: Runs, other: Runs, name: str, sign: int) -> tuple[list[float], list[float]]:
+    better, worse = (paged, other) if sign > 0 else (other, paged)
+    return better.values(name), worse.values(name)
 
 
 def _verdict(is_worth: bool, rival: str, gains: dict[str, Estimate | None]) -> str:
     figures = f"{percent(gains['output_throughput'])} output throughput"
-    slower = f"requests take {percent(gains['mean_e2el_ms'])} time under contiguous {CONTIGUOUS[rival]}"
-    return f"{'yes' if is_worth else 'no'}: {figures}, and {slower}, the best contiguous reservation"
+    slower = f"requests take {percent(gains['mean_e2el_ms'])} longer"
+    return f"{'yes' if is_worth else 'no'}: {figures} over contiguous {CONTIGUOUS[rival]}, under which {slower}"
 
 
 def _demand(lab: Lab, paged: Runs) -> list[str]:

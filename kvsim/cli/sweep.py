@@ -75,9 +75,17 @@ def command(
     else:
         _print(aggregate(result.rows, result.keys), result.keys)
         console.say(f"\n{len(result.rows)} points, {result.num_failed} failed; results in {folder}")
-        console.say(console.list_files(folder))
+        console.say(_files(folder))
     if result.num_failed:
         raise Exit(EXIT_SOME_FAILED)
+
+
+def _files(folder: Path) -> str:
+    pictures = sorted(path.name for path in folder.glob("*.png"))
+    lines = ["  tables    sweep.csv, sweep_agg.csv"]
+    if pictures:
+        lines.append(f"  pictures  {', '.join(pictures)}")
+    return "\n".join([*lines, "  points    every finished point: the same command goes on where it was stopped"])
 
 
 def _seeds(text: str | None) -> int | tuple[int, ...] | None:
