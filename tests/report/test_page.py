@@ -284,6 +284,18 @@ def test_playing_moves_the_slider(open_page: Callable[[str], Page]) -> None:
     assert int(page.find("#clock").get_attribute("value")) == stopped
 
 
+def test_strip_leads_to_an_instant(open_page: Callable[[str], Page]) -> None:
+    page = open_page("paged")
+    assert page.run("return kvsim.player.index") == page.run("return kvsim.player.busiest()")
+    page.run("scrollTo(0, 0)")
+    page.find("#overview").click()
+    times = page.run("return kvsim.player.clock")
+    index = page.run("return kvsim.player.index")
+    middle = (times[0] + times[-1]) / 2
+    assert times[index] <= middle * 1.01
+    assert times[index + 1] >= middle * 0.99
+
+
 def test_two_memories_on_one_clock(browser: Any, compared: CompareResult) -> None:
     browser.get_log("browser")
     browser.get(f"file://{compared.out}/report.html")

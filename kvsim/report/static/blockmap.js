@@ -5,6 +5,7 @@
   const KEYFRAME_EVERY = 16;
   const MAX_CHIPS = 600;
   const MAX_LIFE_LINES = 14;
+  const MAX_COPY_LINES = 24;
   const LIFE_WORDS = {
     t: (e) => `taken by ${e.request}`,
     "+": (e) => `${e.request} shares it`,
@@ -132,6 +133,15 @@
       }
       this.shown = { index: state.index, blocks: found };
       return found;
+    }
+
+    /** Share of the memory that holds tokens, frame by frame. */
+    get storedShares() {
+      this.stored ??= this.times.map((_, index) => {
+        const { capacity, parts } = this.shares(this.at(index));
+        return parts.stored / capacity;
+      });
+      return this.stored;
     }
 
     /** The sequence whose extent holds slot `address`, or undefined. */
@@ -556,7 +566,7 @@
       const blocks = recording.blocks(state);
       for (const [id, block] of blocks) this.drawBlock(paint, this.corner(this.cellOf(id)), side, block, colors);
       state.copies.forEach(([from, to]) => {
-        if (blocks.has(to)) this.drawCopy(paint, this.cellOf(from), this.cellOf(to), colors);
+        if (blocks.has(to)) this.drawCopy(paint, state, this.cellOf(from), this.cellOf(to), colors);
       });
       if (this.player.chosen !== null) this.drawChosen(paint, blocks, side, colors);
     }
@@ -592,7 +602,9 @@
       for (const [x, y] of corners) paint.fillRect(x + 1, y + Math.floor(side / 2), side - 2, 1);
     }
 
-    drawCopy(paint, from, to, colors) {
+    drawCopy(paint, state, from, to, colors) {
+      this.outline(paint, to, colors.ink, 3);
+      if (state.copies.length > MAX_COPY_LINES) return;
       const half = this.layout.size / 2;
       const [x0, y0] = this.corner(from);
       const [x1, y1] = this.corner(to);
@@ -604,7 +616,6 @@
       paint.lineTo(x1 + half, y1 + half);
       paint.stroke();
       paint.setLineDash([]);
-      this.outline(paint, to, colors.ink, 3);
     }
 
     drawChosen(paint, blocks, side, colors) {
@@ -668,7 +679,7 @@
           for (const [x, y, w, h] of this.pieces(row.start, row.start + row.size)) paint.strokeRect(x + 1, y + 1, Math.max(1, w - 2), h - 2);
         }
       }
-      state.copies.forEach(([from, to]) => this.drawCopy(paint, this.cellOf(from), this.cellOf(to), colors));
+      state.copies.forEach(([from, to]) => this.drawCopy(paint, state, this.cellOf(from), this.cellOf(to), colors));
     }
 
     drawEdge(paint, start, colors) {
@@ -734,13 +745,8 @@
     /** The instant at which the first memory holds most tokens: what the page opens with. */
     busiest() {
       const [{ recording }] = this.panes;
-      let most = -1;
-      let time = 0;
-      recording.times.forEach((timeNs, index) => {
-        const { stored } = recording.shares(recording.at(index)).parts;
-        if (stored > most) [most, time] = [stored, timeNs];
-      });
-      return this.clock.indexOf(time);
+      const shares = recording.storedShares;
+      return this.clock.indexOf(recording.times[shares.indexOf(Math.max(...shares))]);
     }
 
     find() {
@@ -751,6 +757,8 @@
       this.requests = this.root.querySelector("#request");
       this.table = this.root.querySelector("#table");
       this.note = this.root.querySelector("#sampling");
+      this.overview = this.root.querySelector("#overview");
+      this.overviewText = this.root.querySelector("#overview-text");
     }
 
     /** The same cell stands for the same memory in every pane; of a lone contiguous run it holds what fits. */
@@ -776,6 +784,12 @@
       this.play.addEventListener("click", () => this.toggle());
       this.root.querySelector("#back").addEventListener("click", () => this.seek(this.index - 1));
       this.root.querySelector("#forward").addEventListener("click", () => this.seek(this.index + 1));
+      this.overview.addEventListener("click", (event) => {
+        const box = this.overview.getBoundingClientRect();
+        const time = this.clock[0] + ((event.clientX - box.left) / box.width) * this.span;
+        const later = this.clock.findIndex((tick) => tick > time);
+        this.seek(later < 0 ? this.clock.length - 1 : Math.max(0, later - 1));
+      });
       this.requests.addEventListener("change", () => this.select(this.requests.value === "" ? null : this.requests.value));
       document.addEventListener("keydown", (event) => {
         const tag = event.target.tagName;
@@ -807,7 +821,32 @@
       this.slider.max = this.clock.length - 1;
       const next = this.clock.findIndex((time) => time >= now);
       this.describeSampling();
+      this.drawOverview();
       this.seek(next < 0 ? this.clock.length - 1 : next);
+    }
+
+    get span() {
+      return Math.max(1, this.clock[this.clock.length - 1] - this.clock[0]);
+    }
+
+    /** The whole run on a strip: how much of each memory holds tokens, and where the clock stands. */
+    drawOverview() {
+      const svg = (tag, attributes) => {
+        const element = document.createElementNS(this.overview.namespaceURI, tag);
+        Object.entries(attributes).forEach(([name, value]) => element.setAttribute(name, value));
+        return element;
+      };
+      const x = (timeNs) => ((1000 * (timeNs - this.clock[0])) / this.span).toFixed(1);
+      this.overview.replaceChildren();
+      this.overviewText.replaceChildren("Share of the memory that holds tokens, over the whole run (click to go there): ");
+      this.panes.forEach(({ recording }, place) => {
+        const name = place ? "second" : "first";
+        const points = recording.storedShares.map((share, index) => `H${x(recording.times[index])}V${(58 - 55 * share).toFixed(1)}`);
+        this.overview.append(svg("path", { class: name, d: `M0 58${points.join("")}` }));
+        this.overviewText.append(make("span", `key ${name}`), `${recording.engine} `);
+      });
+      this.marker = svg("line", { y1: 0, y2: 60 });
+      this.overview.append(this.marker);
     }
 
     describeSampling() {
@@ -840,6 +879,9 @@
       const step = `step ${number(recording.steps[recording.indexAt(timeNs)])}`;
       const text = this.panes.length > 1 ? this.timeText() : `${this.timeText()}, ${step}`;
       this.time.textContent = text;
+      const x = (1000 * (timeNs - this.clock[0])) / this.span;
+      this.marker.setAttribute("x1", x);
+      this.marker.setAttribute("x2", x);
       this.slider.setAttribute("aria-valuetext", text);
       this.panes.forEach((pane) => pane.show(timeNs));
       this.showTable();
@@ -855,6 +897,7 @@
       this.isPlaying = true;
       this.play.textContent = "Pause";
       this.play.setAttribute("aria-pressed", "true");
+      this.table.setAttribute("aria-live", "off");
       this.since = performance.now();
       requestAnimationFrame((now) => this.tick(now));
     }
@@ -863,6 +906,7 @@
       this.isPlaying = false;
       this.play.textContent = "Play";
       this.play.setAttribute("aria-pressed", "false");
+      this.table.setAttribute("aria-live", "polite");
       this.panes.forEach((pane) => pane.focus !== null && pane.describe(pane.focus));
     }
 
