@@ -33,9 +33,13 @@ class OutOfBlocks(AllocatorError):
     """A command needed more blocks than are free; nothing was changed."""
 
     def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"needs {needed} blocks, {free} are free")
+        # Whoever copies an exception (pickle, simpy) calls its class with its args.
+        super().__init__(needed, free)
         self.needed = needed
         self.free = free
+
+    def __str__(self) -> str:
+        return f"needs {self.needed} blocks, {self.free} are free"
 
 
 class LawViolation(AssertionError):

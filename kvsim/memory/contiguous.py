@@ -25,7 +25,10 @@ class NoHole(OutOfBlocks):
     def __init__(self, needed: int, free: int, largest_hole: int) -> None:
         super().__init__(needed, free)
         self.largest_hole = largest_hole
-        self.args = (f"needs a hole of {needed} slots; {free} are free, the largest hole has {largest_hole}",)
+        self.args = (needed, free, largest_hole)
+
+    def __str__(self) -> str:
+        return f"needs a hole of {self.needed} slots; {self.free} are free, the largest hole has {self.largest_hole}"
 
 
 class _Region:

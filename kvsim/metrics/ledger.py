@@ -6,7 +6,8 @@ tokens it stores, so a step costs O(events), not O(running sequences).
 
 Sequences are counted logically (each for itself); what sharing saves is taken off by the allocator's count of
 table entries that name a block more than once. That is exact as long as only full blocks are shared; while a
-partial tail is shared (between a fork and its first write) the ledger recounts block by block.
+partial tail is shared (between a fork and its first write), and wherever a sliding window lets tables go round in
+rings, the ledger recounts block by block.
 """
 
 from __future__ import annotations
@@ -84,13 +85,16 @@ class Ledger:
         self._can_share_tails = hasattr(self.allocator, "num_shared_partial_tails")
         self._has_leaks = getattr(self.allocator, "upstream_faults", False)
         self._is_contiguous = self.block_size == 1 and hasattr(self.allocator, "holes")
+        self._window_slots = getattr(self.allocator, "window_blocks", 0) * self.block_size
+        """Slots of the ring that a sliding window leaves each sequence; 0 without one."""
+        self._dates_growth = self._window_slots > 0
 
     def measure(self, plan: StepPlan, usage: Usage) -> Parts:
         """The parts while the step runs: its allocations made, its tokens counted as stored."""
         if plan.preempted or plan.admitted or plan.resumed or plan.released:
             self._on_moves(plan)
         if plan.grown:
-            self._regrow(plan.grown)
+            self._regrow(plan)
         shape = plan.shape
         self._stored += shape.num_decodes
         for _, num_tokens in shape.prefills:
@@ -142,18 +146,29 @@ class Ledger:
         self._stored += num_stored
         if seq.seq_id in self._held:
             return
-        slots = self.allocator.num_slots(seq.seq_id)
+        slots = self._num_slots(seq.seq_id)
         held = self._held[seq.seq_id] = _Held(slots, max(0, slots - seq.final_len))
         self._slots += slots
         self._over += held.over
         self._mark(held)
 
-    def _regrow(self, grown: tuple[Sequence, ...]) -> None:
-        num_slots, all_held = self.allocator.num_slots, self._held
-        num_steps, elapsed_ns, saturated_ns = self.num_steps, self.elapsed_ns, self.saturated_ns
+    def _num_slots(self, seq_id: int) -> int:
+        """Slots of a sequence's table; entries that go round the ring of a window name the same ones again."""
+        num_slots: int = self.allocator.num_slots(seq_id)
+        return min(num_slots, self._window_slots) if self._window_slots else num_slots
+
+    def expect_early_ends(self) -> None:
+        """A request may be aborted, or lose beams, from here on: growth is dated, for hindsight."""
+        self._dates_growth = True
+
+    def _regrow(self, plan: StepPlan) -> None:
+        grown, num_crossed = plan.grown, plan.num_crossed
+        if num_crossed and not self._dates_growth:
+            self._cross(grown[:num_crossed])
+            grown = grown[num_crossed:]
         for seq in grown:
-            held = all_held[seq.seq_id]
-            slots = num_slots(seq.seq_id)
+            held = self._held[seq.seq_id]
+            slots = self._num_slots(seq.seq_id)
             if slots == held.slots:
                 continue
             self._slots += slots - held.slots
@@ -161,7 +176,18 @@ class Ledger:
             if slots > seq.final_len:
                 self._over += slots - seq.final_len - held.over
                 held.over = slots - seq.final_len
-            held.since_step, held.since_ns, held.since_saturated_ns = num_steps, elapsed_ns, saturated_ns
+            self._mark(held)
+
+    def _cross(self, crossed: tuple[Sequence, ...]) -> None:
+        """Each took one block and has one token in it."""
+        size, all_held = self.block_size, self._held
+        self._slots += size * len(crossed)
+        for seq in crossed:
+            held = all_held[seq.seq_id]
+            slots = held.slots = held.slots + size
+            if slots > seq.final_len:
+                self._over += slots - seq.final_len - held.over
+                held.over = slots - seq.final_len
 
     def _mark(self, held: _Held) -> None:
         held.since_step = self.num_steps
@@ -204,11 +230,13 @@ class Ledger:
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size
-        if self._can_share_tails and self.allocator.num_shared_partial_tails:
+        if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
             token_states, reserved, internal = recount(self.scheduler)
         else:
-            token_states = self._stored - (usage.num_logical - usage.num_used) * size
-            reserved = self._slots - self._over - self._stored
+            # A superfluous step stores a token beyond the final length: its slot counts as such, not as a state.
+            stored = self._stored - plan.num_superfluous
+            token_states = stored - (usage.num_logical - usage.num_used) * size
+            reserved = self._slots - self._over - stored
             internal = self._over + self._num_leaked() * size if self._has_leaks else self._over
         external = usage.num_rounding_slots
         free = usage.num_free * size
@@ -240,15 +268,22 @@ def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[i
     """Slots filled, and slots that will be in the end: per block, or per region where nothing is shared."""
     size = allocator.block_size
     if hasattr(allocator, "region"):
-        return [seq.num_computed_tokens for seq in tables], [seq.final_len for seq in tables]
+        return [_num_states(seq) for seq in tables], [seq.final_len for seq in tables]
+    # The entries behind a window's ring name its blocks again; each keeps the states of its latest tokens.
+    ring = getattr(allocator, "window_blocks", 0) or None
     filled: dict[int, int] = {}
     wanted: dict[int, int] = {}
     for seq in tables:
-        for index, block_id in enumerate(allocator.block_table(seq.seq_id)):
+        for index, block_id in enumerate(allocator.block_table(seq.seq_id)[:ring]):
             start = index * size
-            filled[block_id] = max(filled.get(block_id, 0), min(size, seq.num_computed_tokens - start))
+            filled[block_id] = max(filled.get(block_id, 0), min(size, _num_states(seq) - start))
             wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
     return list(filled.values()), list(wanted.values())
+
+
+def _num_states(seq: Sequence) -> int:
+    """Stored tokens that will be read: a superfluous step stores one more."""
+    return min(seq.num_computed_tokens, seq.final_len)
 
 
 def check_parts(parts: Parts, capacity: int, step: int) -> None:

@@ -187,16 +187,21 @@ class EngineState:
                 return None
             return f"needs {prompt_len + reserved} slots at once, the pool has {allocator.num_blocks * size}"
         needed = self._num_worst_blocks(group, stored)
-        own = (needed - -(-stored // size)) * size
-        if allocator.can_allocate(stored + own) is not AllocStatus.NEVER:
+        if needed <= allocator.num_blocks and allocator.can_allocate(stored) is not AllocStatus.NEVER:
             return None
         return f"needs {needed} blocks ({stored} slots), the pool has {allocator.num_blocks}"
 
     def _num_worst_blocks(self, group: Group, stored: int) -> int:
-        """Blocks a group holds at its end if its sequences share the full blocks of the prompt and nothing else."""
+        """Blocks a group holds at its end if its sequences share the full blocks of the prompt and nothing else.
+
+        With a sliding window a table goes round in a ring: what is written behind the prompt is not shared either.
+        """
         size = self.allocator.block_size
         num_blocks, num_shared = -(-stored // size), group.request.prompt_len // size
-        return num_blocks + (group.num_seats - 1) * (num_blocks - num_shared)
+        num_own = num_blocks - num_shared
+        if window := getattr(self.allocator, "window_blocks", 0):
+            num_blocks, num_own = min(num_blocks, window), min(num_own, window)
+        return num_blocks + (group.num_seats - 1) * num_own
 
     def _max_stored_tokens(self, request: Request) -> int:
         return min(request.max_stored_tokens, self.max_model_len - 1)

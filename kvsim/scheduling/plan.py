@@ -126,10 +126,15 @@ class StepPlan(NamedTuple):
     """Slots the refused head of the queue asks for (contiguous: to tell a hole from a shortage)."""
     head_wait: str = ""
     """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), if the engine says."""
+    num_crossed: int = 0
+    """The first so many of `grown` are members of the calendar that took exactly one block."""
     released: tuple[Sequence, ...] = ()
     """Static batching: ended sequences whose retained memory an abort freed since the last step."""
     moves: tuple[RegionMove, ...] = ()
     """Contiguous compaction, before anything else of the step; `shape.num_moved_slots` is their total."""
+    num_superfluous: int = 0
+    """Asynchronous scheduling: decodes of sequences that end with the step in flight, unforeseen. What they store is
+    never read: hindsight for the ledger."""
 
     @property
     def is_empty(self) -> bool:

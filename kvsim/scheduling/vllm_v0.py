@@ -45,9 +45,13 @@ class OutOfHostBlocks(KvsimError):
     """
 
     def __init__(self, preempted: tuple[Preemption, ...]) -> None:
-        request_id = preempted[-1].seq.request.request_id
-        super().__init__(f"no host blocks are left to swap out request {request_id!r}; raise swap_space")
+        # simpy copies the exception that ends a run: it calls its class with its args.
+        super().__init__(preempted)
         self.preempted = preempted
+
+    def __str__(self) -> str:
+        request_id = self.preempted[-1].seq.request.request_id
+        return f"no host blocks are left to swap out request {request_id!r}; raise swap_space"
 
 
 class PromptBatch(NamedTuple):

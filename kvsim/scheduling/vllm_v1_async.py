@@ -14,6 +14,7 @@ from operator import attrgetter
 from kvsim.request import Sequence, Status
 from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
 from kvsim.scheduling.continuous import ContinuousScheduler
+from kvsim.scheduling.plan import StepPlan
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 
 _rank = attrgetter("rank")
@@ -36,6 +37,12 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
                 self._settle(seq)
                 insort(self.stepwise, seq, key=_rank)
         return super()._begin_step()
+
+    def _end_step(self, step: PlanBuilder) -> StepPlan:
+        num_superfluous = len(self.calendar.finish_at.get(step.tick - 1, ())) if step.is_decode_tick else 0
+        plan = super()._end_step(step)
+        num_superfluous += sum(1 for seq in step.decodes if seq.num_computed_tokens > seq.final_len)
+        return plan._replace(num_superfluous=num_superfluous) if num_superfluous else plan
 
     def _is_last_in_flight(self, seq: Sequence) -> bool:
         """Its last token by length is scheduled; a stop token is not foreseen."""
