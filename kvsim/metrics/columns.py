@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 1024
 
 
 class RowTable:

@@ -179,6 +179,8 @@ class Recorder:
         self._num_submitted += 1
         if reason is None:
             self.live[request.request_id] = log
+            if request.abort_ns is not None or request.sampling.beam_width:
+                self.ledger.expect_early_ends()
         else:
             self._end(log, Status.REJECTED, reason, now)
 
@@ -333,7 +335,7 @@ class Recorder:
                 plan.num_running,
                 plan.num_waiting,
                 plan.num_swapped,
-                shape.num_prefill_tokens,
+                shape.num_prefill_tokens if shape.prefills else 0,
                 shape.num_decodes,
                 len(plan.preempted),
                 usage.num_used,

@@ -29,7 +29,7 @@ def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> 
 
 # A plan is made at every step, and a call with two dozen arguments takes twice as long as filling its tuple.
 _new = tuple.__new__
-_PLAN_REST = _defaults_after(StepPlan, "head_wait")
+_PLAN_REST = _defaults_after(StepPlan, "num_crossed")
 _SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
 
 
@@ -49,6 +49,7 @@ class PlanBuilder:
         "head_wait",
         "is_decode_tick",
         "num_bulk",
+        "num_crossed",
         "num_new_entries",
         "num_new_rows",
         "preempted",
@@ -81,6 +82,8 @@ class PlanBuilder:
         self.swap_out: list[BlockMove] = []
         self.swap_in: list[BlockMove] = []
         self.updates: list[TableUpdate] = []
+        self.num_crossed = 0
+        """The first so many of `grown` are members of the calendar that took exactly one block."""
         self.num_new_entries = 0
         self.num_new_rows = 0
         self.is_decode_tick = True
@@ -133,14 +136,17 @@ class PlanBuilder:
             self.waits_for_memory,
             self.head_slots,
             self.head_wait,
+            self.num_crossed,
         )
         return _new(StepPlan, plan + _PLAN_REST)
 
     def drop(self, seq: Sequence) -> None:
         """A sequence that had its turn is preempted: its tokens are given back to the budget."""
-        for selection in (self.grown, self.skipped):
-            if seq in selection:
-                selection.remove(seq)
+        if seq in self.grown:
+            self.num_crossed -= self.grown.index(seq) < self.num_crossed
+            self.grown.remove(seq)
+        if seq in self.skipped:
+            self.skipped.remove(seq)
         if seq in self.decodes:
             self.decodes.remove(seq)
             self.budget += 1

@@ -126,7 +126,7 @@ class ContinuousScheduler(TokenEmission):
                 grown.append(seq)
         except OutOfBlocks:
             pass
-        num_new = len(grown)
+        num_new = step.num_crossed = len(grown)
         self.num_table_entries += num_new
         step.num_new_entries += num_new
         step.num_new_rows += num_new

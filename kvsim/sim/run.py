@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import simpy
@@ -16,6 +18,8 @@ from kvsim.types import Ns
 from kvsim.workload.source import Source
 
 MAX_NS = 2**62
+COLLECT_EVERY = 50_000
+"""Container objects between two looks for reference cycles while a simulation runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,25 @@ def simulate(
     env = simpy.Environment(initial_time=0)
     server = _make_server(env, scheduler, cost, source, (recorder, *observers), clock)
     env.process(server.run())
-    env.run(until=None if horizon_ns is None else horizon_ns + 1)
+    with _rare_collections():
+        env.run(until=None if horizon_ns is None else horizon_ns + 1)
     end_ns = int(env.now) if horizon_ns is None else horizon_ns
     if horizon_ns is not None:
         server.take_due(horizon_ns)
     num_requests = server.num_submitted + source.num_left
     recorder.close(_not_arrived(source))
     return Simulation(recorder, end_ns, num_requests)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """A run makes hardly any reference cycles and many short-lived tuples: look for cycles less often meanwhile."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _make_server(
