@@ -23,6 +23,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 Kind = Literal["models", "gpus"]
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOUN = {"models": "model", "gpus": "GPU"}
 
 
@@ -41,9 +42,11 @@ class GpuSpec:
     """Bytes per second in one direction, theoretical."""
 
 
+@lru_cache
 def names(kind: Kind) -> tuple[str, ...]:
     """The names in the catalog, sorted."""
-    return tuple(sorted(_entries(kind)))
+    folder = files("kvsim.catalog") / kind
+    return tuple(sorted(path.name[:-5] for path in folder.iterdir() if path.name.endswith(".yaml")))
 
 
 def model_names() -> tuple[str, ...]:
@@ -56,6 +59,11 @@ def gpu_names() -> tuple[str, ...]:
     return names("gpus")
 
 
+def is_model(name: str) -> bool:
+    """Whether the catalog knows a model by this name: its own, or the one on Hugging Face."""
+    return _find("models", name) is not None
+
+
 def load_model(spec: str | Path | Mapping[str, Any], *, base_dir: Path | None = None) -> ModelGeometry:
     """The geometry of a model: a name, a path (config.json, a folder with one, YAML), or a configuration as a mapping.
 
@@ -66,7 +74,7 @@ def load_model(spec: str | Path | Mapping[str, Any], *, base_dir: Path | None = 
         return ModelGeometry.from_config(spec)
     name = _find("models", str(spec))
     if name is not None:
-        return ModelGeometry.from_config(_entries("models")[name]["config"], name=name)
+        return ModelGeometry.from_config(_entry("models", name)["config"], name=name)
     path = _config_path(Path(base_dir or ".", spec))
     if path is None:
         raise _unknown("models", str(spec))
@@ -83,7 +91,7 @@ def load_gpu(spec: str | Mapping[str, Any]) -> GpuSpec:
     name = _find("gpus", spec)
     if name is None:
         raise _unknown("gpus", spec)
-    return _gpu(name, _entries("gpus")[name])
+    return _gpu(name, _entry("gpus", name))
 
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> GpuSpec:
@@ -104,18 +112,18 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> GpuSpec:
 
 
 @lru_cache
-def _entries(kind: Kind) -> dict[str, dict[str, Any]]:
-    folder = files("kvsim.catalog") / kind
-    paths = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda path: path.name)
-    return {path.name.removesuffix(".yaml"): yaml.safe_load(path.read_text("utf-8")) for path in paths}
+def _entry(kind: Kind, name: str) -> dict[str, Any]:
+    text = (files("kvsim.catalog") / kind / f"{name}.yaml").read_text("utf-8")
+    entry: dict[str, Any] = yaml.load(text, _LOADER)
+    return entry
 
 
 @lru_cache
 def _aliases(kind: Kind) -> dict[str, str]:
     """Every way to name an entry, normalised."""
     known: dict[str, str] = {}
-    for name, entry in _entries(kind).items():
-        for alias in (name, *entry.get("aliases", ())):
+    for name in names(kind):
+        for alias in (name, *_entry(kind, name).get("aliases", ())):
             known[_normal(alias)] = name
     return known
 
@@ -125,7 +133,8 @@ def _normal(name: str) -> str:
 
 
 def _find(kind: Kind, name: str) -> str | None:
-    return _aliases(kind).get(_normal(name))
+    normal = _normal(name)
+    return normal if normal in names(kind) else _aliases(kind).get(normal)
 
 
 def _unknown(kind: Kind, name: str) -> ScenarioError:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kvsim.catalog import is_model
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.layout import blocks, keys_at, models_at, types_of
 from kvsim.scenario.messages import join, problems_of
@@ -200,8 +201,9 @@ def _locate_files(scenario: Scenario, document: Document, overrides: tuple[Overr
     """Paths of the file are relative to it, or to the working directory; afterwards to the latter."""
     base = Path(document.source).parent if document.text else Path()
     changes: dict[str, Any] = {}
-    if isinstance(scenario.model, str) and _looks_like_file(scenario.model, (".json",)):
-        changes["model"] = _find(scenario.model, ("model",), base, document, overrides)
+    model = scenario.model
+    if isinstance(model, str) and _looks_like_file(model, (".json",)) and not is_model(model):
+        changes["model"] = _find(model, ("model",), base, document, overrides)
     trace = getattr(scenario.workload, "trace", None)
     if isinstance(trace, str):
         found = _find(trace, ("workload", "trace"), base, document, overrides)
