@@ -20,7 +20,7 @@ import numpy as np
 
 from kvsim.attention.dense import Array, dense_attention, heads_per_kv_head
 from kvsim.attention.paged import paged_attention
-from kvsim.memory.interface import BlockCopy, BlockMove
+from kvsim.memory.interface import BlockCopy, BlockMove, RegionMove
 from kvsim.request import NO_NAMESPACE, Request
 from kvsim.request import Sequence as EngineSequence
 from kvsim.scheduling.plan import StepOutcome, StepPlan, TableUpdate
@@ -28,9 +28,6 @@ from kvsim.types import BlockId, LawViolation, Ns
 
 TOLERANCE = 1e-5
 """Largest difference allowed between two float32 attentions that sum in a different order."""
-
-UNKNOWN: BlockId = -1
-"""A table entry that no update has named yet."""
 
 STEPS_IN_FLIGHT = 2
 """Steps that may be planned before the outcome of the first of them is known, and the one that applies it."""
@@ -43,8 +40,9 @@ class Replay:
     """An observer of a run: `on_step` executes one plan and checks the output of every scheduled sequence (law 10).
 
     `num_blocks` and `num_host_blocks` count raw ids (a null block included). The run must be made with
-    `detail=True`, so that plans list their decodes and table updates. The order within a step is: swap-outs,
-    swap-ins, block copies, then layer by layer all writes before all reads. Slots that nobody wrote since their
+    `detail=True`, so that plans list their decodes and table updates. The order within a step is: moves of regions
+    (compaction), swap-outs, table updates as they are listed, swap-ins, block copies, then layer by layer all writes
+    before all reads. Slots that nobody wrote since their
     block was handed out hold NaN: what an earlier owner left there is of no help, even if it happens to be right.
     """
 
@@ -87,12 +85,13 @@ class Replay:
         """Execute one step. Raises LawViolation naming step, sequence and position; ValueError for a bare plan."""
         if plan.decodes is None and plan.shape.num_decodes:
             raise ValueError(f"step {plan.step} does not list its decodes: make the run with detail=True")
+        moved = self._move_regions(plan.moves)
         self._release_preempted(plan)
         self._admit(plan)
         _move(self.gpu, self.host, plan.swap_out)
         sources = {copy.dst: copy.src for copy in plan.copies}
         for update in plan.table_updates:
-            self._upload(update, sources, is_hit=update.seq not in plan.resumed)
+            self._upload(update, sources, moved.get(update.seq.seq_id), is_hit=update.seq not in plan.resumed)
         _move(self.host, self.gpu, plan.swap_in)
         for copy in plan.copies:
             self._copy(copy)
@@ -100,6 +99,15 @@ class Replay:
         self._apply(outcome)
         self.num_steps += 1
         self._forget()
+
+    def _move_regions(self, moves: Sequence[RegionMove]) -> dict[Hashable, range]:
+        """Compaction: all is read before anything is written; returns the addresses written for each sequence."""
+        held = [self.gpu[:, :, move.src : move.src + move.num_tokens].copy() for move in moves]
+        written: dict[Hashable, range] = {}
+        for move, tokens in zip(moves, held, strict=True):
+            written[move.seq_id] = range(move.dst, move.dst + move.num_tokens)
+            self.gpu[:, :, move.dst : move.dst + move.num_tokens] = tokens
+        return written
 
     def _release_preempted(self, plan: StepPlan) -> None:
         for preemption in plan.preempted:
@@ -114,23 +122,31 @@ class Replay:
             lane.table.clear()
             lane.num_stored = admission.num_hit_tokens
 
-    def _upload(self, update: TableUpdate, sources: Mapping[BlockId, BlockId], *, is_hit: bool) -> None:
-        """Patch a table; entries that an update leaps over must be named by another one of the same step.
+    def _upload(
+        self, update: TableUpdate, sources: Mapping[BlockId, BlockId], moved: range | None, *, is_hit: bool
+    ) -> None:
+        """Patch a table. Raises LawViolation if the update leaps over entries that no earlier one named.
 
         A block that is new in a table holds nothing of use until this step writes, copies or moves something into
-        it, unless (`is_hit`) it is part of an admission's prefix hit: so it is wiped. A copy stands in for its source
-        wherever the table names it (a table that wraps around its window does so more than once).
+        it, unless (`is_hit`) it is part of an admission's prefix hit: so it is wiped. Of a region that moved, the
+        slots `moved` hold its tokens. A copy stands in for its source wherever the table names it (a table that wraps
+        around its window does so more than once).
         """
         lane = self._lane(update.seq)
         table = lane.table
+        if update.start > len(table):
+            raise LawViolation(
+                f"law 10: {_name(update.seq)}: a table update begins at entry {update.start}, but the table has "
+                f"{len(table)} entries"
+            )
         is_admitted = is_hit and not table
         for index, block_id in enumerate(update.block_ids, update.start):
             is_cached = is_admitted and index * self.block_size < lane.num_stored
-            if not is_cached and block_id not in table and 0 <= block_id < self.gpu.shape[2]:
+            is_kept = is_cached or block_id in table if moved is None else block_id in moved
+            if not is_kept and 0 <= block_id < self.gpu.shape[2]:
                 self.gpu[:, :, block_id] = np.nan
             if block_id in sources:
                 table[:] = [block_id if entry == sources[block_id] else entry for entry in table]
-        table += [UNKNOWN] * (update.start - len(table))
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
 
     def _copy(self, copy: BlockCopy) -> None:

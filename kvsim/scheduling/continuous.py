@@ -198,6 +198,8 @@ class ContinuousScheduler(TokenEmission):
             if seq.join_tick >= 0:
                 step.budget += 1
             self._settle(seq)
+        if step.copies:
+            self._drop_copies(group, step)
         self._stop_running(group)
         is_swap = can_swap and self.wants_swap(group, self.allocator) and self._swap_out(group, step)
         for seq in group.seqs:
@@ -216,6 +218,11 @@ class ContinuousScheduler(TokenEmission):
             set_status(group.seqs, Status.WAITING)
             group.seqs, group.unforked = group.members[:1], group.members[1:]
             self.waiting.add_front(group)
+
+    def _drop_copies(self, group: Group, step: PlanBuilder) -> None:
+        """Nobody reads what was to be copied for a victim; its blocks may be handed out again in this very step."""
+        named = {block_id for seq in group.seqs for block_id in self.allocator.block_table(seq.seq_id)}
+        step.copies = [copy for copy in step.copies if copy.dst not in named]
 
     def _reset(self, seq: Sequence) -> None:
         """A victim of recompute keeps its tokens and loses everything else."""
@@ -432,7 +439,10 @@ class ContinuousScheduler(TokenEmission):
         return tuple(merged(step.decodes, members))
 
     def _list_updates(self, step: PlanBuilder) -> tuple[TableUpdate, ...]:
-        """Table entries that changed, sequence by sequence: whole tables of newcomers, new tails of the others."""
+        """Table entries that changed, in an order in which they can be applied: whole tables, then new tails.
+
+        Who was swapped in may have grown in the same step; the whole table has that tail already.
+        """
         whole = [admission.seq for admission in step.admitted] + step.resumed
         updates = [TableUpdate(seq, 0, tuple(self.allocator.block_table(seq.seq_id))) for seq in whole]
-        return (*step.updates, *updates)
+        return (*updates, *step.updates)
