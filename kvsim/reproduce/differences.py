@@ -13,6 +13,9 @@ from kvsim.reproduce.recipe import MAX_MODEL_LEN, MEAN_LENGTHS, ORCA, VLLM, Scen
 
 OUTPUT_CV, PROMPT_CV = 1.1, 1.6
 SWAP_SPACE = "64GiB"
+LOW_THETA = 0.03
+"""A beam model under which ShareGPT's beams share as little as published."""
+LOW_THETA_REQUESTS = {"alpaca": 60, "sharegpt": 30}
 SAVED = "blocks saved (%)"
 SHARES = {"alpaca": 700, "sharegpt": 300}
 
@@ -46,13 +49,16 @@ def cases(scale: Scale) -> dict[str, Scenario]:
             for width in (2, 4, 6):
                 sampling = {"n": width} | ({} if lengths == "same" else {"lengths": lengths})
                 found[f"{lengths} lengths, {dataset} {width}"] = sampled(dataset, sampling, scale.pick(4 * most, most))
+    for dataset, num_requests in LOW_THETA_REQUESTS.items():
+        beams = {"beam_width": 6, "theta": LOW_THETA}
+        found[f"low theta, {dataset} beam 6"] = sampled(dataset, beams, scale.pick(10 * num_requests, num_requests))
     return found
 
 
 def ours(results: Results) -> list[Ours]:
     rows = []
     for name, summary in results.items():
-        if " lengths, " in name:
+        if " lengths, " in name or name.startswith("low theta"):
             series, _, width = name.rpartition(" ")
             rows.append(Ours(series, width, SAVED, 100 * summary["sharing_saving"]))
             continue
@@ -65,7 +71,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    shares = [row._replace(series=row.series.replace(", ", " ", 1)) for row in rows if row.quantity == fig2.QUANTITY]
+    shares = [row for row in rows if row.quantity == fig2.QUANTITY]
     stacks(picture, shares, tuple(fig2.PARTS), "share of the KV memory")
 
 
@@ -77,5 +83,5 @@ FIGURE = Figure(
     draw=draw,
     text="Figure 2 with first-fit instead of the buddy allocator, and with log-normal lengths of the same means "
     f"(coefficient of variation {PROMPT_CV:g} and {OUTPUT_CV:g}); vLLM with swap instead of recompute; Figure 15 with "
-    "independent lengths of a request's samples.",
+    "independent lengths of a request's samples, and with a beam model that shares less.",
 )

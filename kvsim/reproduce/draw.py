@@ -78,16 +78,18 @@ def _panels(picture: Any, number: int) -> Sequence[Any]:
 
 
 def stacks(picture: Any, rows: Sequence[Row], parts: Sequence[str], label: str) -> None:
-    """Stacked bars: paper and ours side by side for every series; published parts that are unknown are left out."""
+    """Stacked bars for every series: paper and ours side by side, or ours alone where nothing was published."""
     axes = picture.subplots()
     series = list(dict.fromkeys(row.series for row in rows))
-    for shift, value_of, hatch in ((-0.2, paper_value, "//"), (0.2, lambda row: row.ours, "")):
-        _stack(axes, rows, series, parts, shift, value_of, hatch)
-    axes.set_xticks(range(len(series)), [name.replace(" ", "\n", 1) for name in series])
+    is_compared = any(row.paper for row in rows)
+    if is_compared:
+        _stack(axes, rows, series, parts, -0.2, paper_value, "//")
+        axes.set_title("hatched: paper; plain: kvsim", fontsize=8.5)
+    _stack(axes, rows, series, parts, 0.2 if is_compared else 0.0, lambda row: row.ours, "")
+    size = 9 if len(series) < 6 else 7
+    axes.set_xticks(range(len(series)), [name.replace(", ", "\n") for name in series], fontsize=size)
     axes.set(ylabel=f"{label} (%)", ylim=(0, 100))
-    axes.set_title("hatched: paper; plain: kvsim", fontsize=8.5)
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, labels, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    picture.legend(*axes.get_legend_handles_labels(), ncols=3, loc="outside lower center")
 
 
 def _stack(

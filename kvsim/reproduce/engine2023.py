@@ -16,7 +16,7 @@ from kvsim.scheduling.plan import StepShape
 from kvsim.types import NS_PER_US, Ns
 
 PROFILE = "a100"
-STEP_OVERHEAD_US = 350.0
+STEP_OVERHEAD_US = 380.0
 """Of every step. vLLM 0.2, Llama-2-7B, one sequence: 11.19 and 11.48 ms a token (FlightLLM's profiling README), less
 the profile's kernels at the same contexts."""
 SEQUENCE_OVERHEAD_US = 330.0

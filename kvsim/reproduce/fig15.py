@@ -61,6 +61,7 @@ FIGURE = Figure(
     cases=cases,
     ours=ours,
     draw=draw,
+    inputs=frozenset({("alpaca beam", "2")}),
     text="1 - blocks allocated / blocks without sharing, over time. All samples of a request are as long as its "
     f"traced output. The beam model has one parameter, theta = {BEAM_THETA:g}, set so that Alpaca's saving at width 2 "
     "is the published one; that point is an input, widths 4 and 6 and ShareGPT are predictions.",

@@ -85,6 +85,7 @@ FIG18A = Figure(
     cases=kernel_cases,
     ours=kernel_ours,
     draw=kernel_draw,
+    inputs=frozenset({("paged kernel", "attention")}),
     text="An input: the kernel's slowdown cannot be simulated. What can is how much of it a request feels: decode "
     f"attention {PAGED_KERNEL_FACTOR:g} times as long against 1.",
 )

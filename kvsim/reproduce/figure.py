@@ -69,5 +69,7 @@ class Figure:
     draw: Callable[[Picture, Sequence[Row]], None]
     text: str
     """What is simulated, in a sentence or two."""
+    inputs: frozenset[tuple[str, str]] = frozenset()
+    """(series, x) of published values that were used, and are no prediction."""
     illustration: bool = False
     """Its lengths are stand-ins."""

@@ -10,6 +10,7 @@ from kvsim.reproduce.figure import Row
 from kvsim.reproduce.published import Published, published
 from kvsim.reproduce.remarks import REMARKS, Tables, number
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATE
+from kvsim.reproduce.table import INPUT
 
 if TYPE_CHECKING:
     from kvsim.reproduce.run import Reproduction
@@ -23,7 +24,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def sentence(name: str, rows: Sequence[Row]) -> str:
     """How near the figure is, counted against the bars that were set before it was run."""
-    verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None]
+    verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None and row.mark != INPUT]
     judged = [(row, entry, bool(entry.is_met(row.ours or 0.0))) for row, entry in verdicts if entry and entry.bar]
     parts = []
     if judged:
@@ -33,6 +34,9 @@ def sentence(name: str, rows: Sequence[Row]) -> str:
     others = [row for row, entry in verdicts if entry and not entry.bar]
     if others:
         parts.append("Without a bar: " + "; ".join(map(_side_by_side, others)) + ".")
+    inputs = [row for row in rows if row.mark == INPUT and row.paper]
+    if inputs:
+        parts.append("Input, not predicted: " + "; ".join(map(_side_by_side, inputs)) + ".")
     return " ".join(parts) or _own_sentence(name, rows)
 
 
@@ -49,7 +53,7 @@ def _side_by_side(row: Row) -> str:
 
 
 def _own_sentence(name: str, rows: Sequence[Row]) -> str:
-    return f"{len(rows)} values; the paper has none to compare." if rows else "Nothing to compare."
+    return f"{len(rows)} values of ours; nothing published to compare with."
 
 
 def page(found: Reproduction) -> str:
@@ -76,7 +80,8 @@ def _head(found: Reproduction) -> str:
         "Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023: "
         f"its figures by number, published values beside simulated ones. Made by `{command}`; no GPU was needed.\n\n"
         "Marks: **S** the value stands in the paper's text; **M** it comes from secondary sources and fits the rest by "
-        "arithmetic; **illustration** the workload's lengths are not public, ours are stand-ins.\n"
+        "arithmetic; **illustration** the workload's lengths are not public, ours are stand-ins; **input** the value "
+        "was used.\n"
     )
 
 

@@ -12,6 +12,7 @@ from kvsim.reproduce.published import Key, Published
 
 DIGITS = 5
 ILLUSTRATION = "illustration"
+INPUT = "input"
 
 
 def beside(figure: Figure, ours: Sequence[Ours], published: Mapping[Key, Published]) -> list[Row]:
@@ -20,17 +21,23 @@ def beside(figure: Figure, ours: Sequence[Ours], published: Mapping[Key, Publish
     answered = {(row.figure, row.series, row.x, row.quantity) for row in rows}
     for key, entry in published.items():
         if key[0] == figure.name and key not in answered:
-            rows.append(Row(*key, entry.paper, None, None, entry.mark))
+            rows.append(Row(*key, entry.paper, None, None, _mark(figure, key[1], key[2], entry.mark)))
     return rows
 
 
 def _row(figure: Figure, item: Ours, entry: Published | None) -> Row:
     ours = None if item.value is None else _rounded(item.value)
+    mark = _mark(figure, item.series, item.x, entry.mark if entry is not None else "")
     if entry is None:
-        return Row(figure.name, *item[:3], "", ours, None, ILLUSTRATION if figure.illustration else "")
+        return Row(figure.name, *item[:3], "", ours, None, mark)
     difference = None if ours is None else _rounded(entry.difference(ours))
-    mark = ILLUSTRATION if figure.illustration else entry.mark
     return Row(figure.name, *item[:3], entry.paper, ours, difference, mark)
+
+
+def _mark(figure: Figure, series: str, x: str, published: str) -> str:
+    if figure.illustration:
+        return ILLUSTRATION
+    return INPUT if (series, x) in figure.inputs else published
 
 
 def _rounded(number: float) -> float:
