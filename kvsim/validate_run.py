@@ -36,8 +36,16 @@ HASH_BLOCK = 16
 ASYNC_SINCE = (0, 14)
 """vLLM schedules asynchronously by default from this version on."""
 
-METRICS = ("makespan_s", "output_throughput", "mean_ttft_ms", "p50_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
-           "p99_tpot_ms", "mean_e2el_ms")
+METRICS = (
+    "makespan_s",
+    "output_throughput",
+    "mean_ttft_ms",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "mean_e2el_ms",
+)
 
 
 @dataclass(frozen=True)
@@ -124,8 +132,12 @@ def _recorded(path: Path, number: int, row: Mapping[str, Any]) -> RecordedReques
         return float(value)
 
     return RecordedRequest(
-        str(row.get("request_id", number - 1)), int(get("input_toks")), int(get("output_toks")), get("queued_ts"),
-        get("first_token_ts"), get("last_token_ts"),
+        str(row.get("request_id", number - 1)),
+        int(get("input_toks")),
+        int(get("output_toks")),
+        get("queued_ts"),
+        get("first_token_ts"),
+        get("last_token_ts"),
     )
 
 
@@ -196,13 +208,19 @@ def setting_of(
     max_model_len = int(kwargs.get("max_model_len") or geometry.max_model_len or 1 << 20)
     blocks, cache = _num_gpu_blocks(run, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
     return Setting(
-        engine=engine, model=geometry.name if geometry.name in model_names() else str(model),
-        gpu=spec.name, profile=profile or spec.name,
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, max_model_len=max_model_len,
-        num_gpu_blocks=blocks, block_size=int(cache["block_size"]),
+        engine=engine,
+        model=geometry.name if geometry.name in model_names() else str(model),
+        gpu=spec.name,
+        profile=profile or spec.name,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        max_model_len=max_model_len,
+        num_gpu_blocks=blocks,
+        block_size=int(cache["block_size"]),
         enable_prefix_caching=bool(cache["enable_prefix_caching"]),
         tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1),
-        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"), notes=tuple(notes),
+        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
+        notes=tuple(notes),
     )
 
 
@@ -259,8 +277,14 @@ def _engine_of(run: RecordedRun, notes: list[str]) -> str:
 
 
 def _num_gpu_blocks(
-    run: RecordedRun, geometry: ModelGeometry, spec: GpuSpec, total: int, max_num_seqs: int, max_tokens: int,
-    max_model_len: int, notes: list[str],
+    run: RecordedRun,
+    geometry: ModelGeometry,
+    spec: GpuSpec,
+    total: int,
+    max_num_seqs: int,
+    max_tokens: int,
+    max_model_len: int,
+    notes: list[str],
 ) -> tuple[int, dict[str, Any]]:
     from kvsim.capacity import capacity
 
@@ -268,18 +292,29 @@ def _num_gpu_blocks(
     cache = {
         "block_size": logged.get("block_size") or kwargs.get("block_size") or 16,
         "enable_prefix_caching": next(
-            (value for value in (logged.get("enable_prefix_caching"), kwargs.get("enable_prefix_caching"))
-             if value is not None), True),
+            (
+                value
+                for value in (logged.get("enable_prefix_caching"), kwargs.get("enable_prefix_caching"))
+                if value is not None
+            ),
+            True,
+        ),
     }
     if logged.get("num_gpu_blocks"):
         notes.append(f"{logged['num_gpu_blocks']} KV blocks: from meta.json")
         return int(logged["num_gpu_blocks"]), cache
     utilization = logged.get("gpu_memory_utilization") or kwargs.get("gpu_memory_utilization") or 0.9
     report = capacity(
-        geometry, spec, gpu_memory_utilization=float(utilization), block_size=int(cache["block_size"]),
-        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens,
+        geometry,
+        spec,
+        gpu_memory_utilization=float(utilization),
+        block_size=int(cache["block_size"]),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
         kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
-        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1), total_memory_bytes=int(total),
+        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1),
+        total_memory_bytes=int(total),
         num_gpu_blocks_override=kwargs.get("num_gpu_blocks_override"),
     )
     notes.append(f"{report.num_gpu_blocks} KV blocks: from the capacity formula at utilization {utilization:g}")
@@ -348,8 +383,12 @@ class Prediction:
 
 
 def predict(
-    run: RecordedRun, workload: str | Path, setting: Setting, *,
-    decode_overhead_us: float | None = None, mixed_overhead_us: float | None = None,
+    run: RecordedRun,
+    workload: str | Path,
+    setting: Setting,
+    *,
+    decode_overhead_us: float | None = None,
+    mixed_overhead_us: float | None = None,
     gemm_tiles: GemmTiles | None = None,
 ) -> Prediction:
     """Simulate the run's requests as they were queued. `None` overheads are those of the profile.
@@ -377,8 +416,14 @@ def predict(
     times = {name: np.asarray(columns[name], dtype=float)[place] for name in ("arrival_s", "first_token_s", "finish_s")}
     used = np.asarray(step_columns(simulation.recorder)["used_blocks"], dtype=float)
     return Prediction(
-        setting, times["arrival_s"], times["first_token_s"], times["finish_s"],
-        np.asarray(columns["output_tokens"], dtype=float)[place], log, used[: len(log.end_ns)], cost,
+        setting,
+        times["arrival_s"],
+        times["first_token_s"],
+        times["finish_s"],
+        np.asarray(columns["output_tokens"], dtype=float)[place],
+        log,
+        used[: len(log.end_ns)],
+        cost,
         int(np.sum(columns["num_preemptions"])),
     )
 
@@ -390,30 +435,40 @@ def _kernel_cost(
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 
     return KernelCost.from_profile(
-        setting.profile, load_model(setting.model), block_size=setting.block_size,
-        tensor_parallel_size=setting.tensor_parallel_size, kv_cache_dtype=setting.kv_cache_dtype,
-        overhead_us=decode_overhead_us, mixed_overhead_us=mixed_overhead_us, gemm_tiles=tiles,
-        cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs), adds_cpu_time=setting.engine == "vllm-v1",
+        setting.profile,
+        load_model(setting.model),
+        block_size=setting.block_size,
+        tensor_parallel_size=setting.tensor_parallel_size,
+        kv_cache_dtype=setting.kv_cache_dtype,
+        overhead_us=decode_overhead_us,
+        mixed_overhead_us=mixed_overhead_us,
+        gemm_tiles=tiles,
+        cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs),
+        adds_cpu_time=setting.engine == "vllm-v1",
     )
 
 
 def _scenario(setting: Setting) -> Any:
     from kvsim.scenario.resolve import scenario_from_dict
 
-    return scenario_from_dict({
-        "name": "validate-run",
-        "engine": setting.engine,
-        "model": setting.model,
-        "gpu": setting.gpu,
-        "tensor_parallel_size": setting.tensor_parallel_size,
-        "kv_cache_dtype": setting.kv_cache_dtype,
-        "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
-        "allocator": {"block_size": setting.block_size, "enable_prefix_caching": setting.enable_prefix_caching},
-        "scheduler": {
-            "max_num_seqs": setting.max_num_seqs, "max_num_batched_tokens": setting.max_num_batched_tokens,
-            "max_model_len": setting.max_model_len,
+    return scenario_from_dict(
+        {
+            "name": "validate-run",
+            "engine": setting.engine,
+            "model": setting.model,
+            "gpu": setting.gpu,
+            "tensor_parallel_size": setting.tensor_parallel_size,
+            "kv_cache_dtype": setting.kv_cache_dtype,
+            "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
+            "allocator": {"block_size": setting.block_size, "enable_prefix_caching": setting.enable_prefix_caching},
+            "scheduler": {
+                "max_num_seqs": setting.max_num_seqs,
+                "max_num_batched_tokens": setting.max_num_batched_tokens,
+                "max_model_len": setting.max_model_len,
+            },
         },
-    }, source="the recorded run").scenario
+        source="the recorded run",
+    ).scenario
 
 
 def _source(run: RecordedRun, workload: str | Path) -> tuple[Source, np.ndarray]:
@@ -478,8 +533,10 @@ def _metrics(queued: np.ndarray, first: np.ndarray, last: np.ndarray, output_len
 
 def measured_metrics(run: RecordedRun) -> dict[str, float]:
     """The comparison's metrics of the run itself."""
-    columns = [np.array([getattr(request, name) for request in run.requests], dtype=float)
-               for name in ("queued_s", "first_token_s", "last_token_s", "output_len")]
+    columns = [
+        np.array([getattr(request, name) for request in run.requests], dtype=float)
+        for name in ("queued_s", "first_token_s", "last_token_s", "output_len")
+    ]
     return _metrics(*columns)
 
 
@@ -502,7 +559,8 @@ def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
     predicted, measured = prediction.metrics(), measured_metrics(run)
     metrics = {
         name: {
-            "predicted": _rounded(predicted[name]), "measured": _rounded(measured[name]),
+            "predicted": _rounded(predicted[name]),
+            "measured": _rounded(measured[name]),
             "error_pct": round(100.0 * (predicted[name] / measured[name] - 1.0), 2) if measured[name] else math.nan,
         }
         for name in METRICS
@@ -583,8 +641,12 @@ def fit_overhead(
     overhead = NO_OVERHEAD
     for _ in range(_NUM_ROUNDS):
         prediction = predict(
-            recorded, workload, setting, decode_overhead_us=overhead.decode_step_us,
-            mixed_overhead_us=overhead.mixed_step_us, gemm_tiles=overhead.gemm_tiles,
+            recorded,
+            workload,
+            setting,
+            decode_overhead_us=overhead.decode_step_us,
+            mixed_overhead_us=overhead.mixed_step_us,
+            gemm_tiles=overhead.gemm_tiles,
         )
         name = recorded.folder.name
         found = [overhead_of_gaps(_gaps(recorded, prediction, tiles), name, tiles) for tiles in GEMM_TILES]

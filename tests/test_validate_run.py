@@ -18,16 +18,33 @@ def write_run(folder: Path, *, slower: float = 1.0, meta: dict[str, object] | No
     """A small made-up run of Llama-3.1-8B, and its workload beside it."""
     folder.mkdir(exist_ok=True)
     kwargs = {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8, "max_num_batched_tokens": 2048}
-    (folder / "meta.json").write_text(json.dumps(
-        {"vllm_version": "0.19.0", "engine_kwargs": kwargs, "kv_cache": {"num_gpu_blocks": 2000, "block_size": 16}}
-        | (meta or {})
-    ))
-    rows = [{"request_id": f"bench-{i}", "input_toks": 200 + i, "output_toks": 20, "queued_ts": 5.0 + 0.1 * i,
-             "first_token_ts": 5.0 + 0.1 * i + 0.05 * slower, "last_token_ts": 5.0 + 0.1 * i + 0.4 * slower}
-            for i in range(num)]
+    (folder / "meta.json").write_text(
+        json.dumps(
+            {"vllm_version": "0.19.0", "engine_kwargs": kwargs, "kv_cache": {"num_gpu_blocks": 2000, "block_size": 16}}
+            | (meta or {})
+        )
+    )
+    rows = [
+        {
+            "request_id": f"bench-{i}",
+            "input_toks": 200 + i,
+            "output_toks": 20,
+            "queued_ts": 5.0 + 0.1 * i,
+            "first_token_ts": 5.0 + 0.1 * i + 0.05 * slower,
+            "last_token_ts": 5.0 + 0.1 * i + 0.4 * slower,
+        }
+        for i in range(num)
+    ]
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    work = [{"timestamp": 100.0 * i, "input_length": 200 + i, "output_length": 20,
-             "hash_ids": [1000 * i + j for j in range((200 + i + 15) // 16)]} for i in range(num)]
+    work = [
+        {
+            "timestamp": 100.0 * i,
+            "input_length": 200 + i,
+            "output_length": 20,
+            "hash_ids": [1000 * i + j for j in range((200 + i + 15) // 16)],
+        }
+        for i in range(num)
+    ]
     workload = folder / "workload.jsonl"
     workload.write_text("\n".join(map(json.dumps, work)))
     return workload
@@ -48,7 +65,9 @@ def test_the_prediction_does_not_see_measured_times(tmp_path: Path) -> None:
 
 def test_the_engine_follows_version_and_arguments(tmp_path: Path) -> None:
     cases = {
-        "0.19.0": ({}, "vllm-v1-async"), "0.13.2": ({}, "vllm-v1"), "0.14": ({"async_scheduling": False}, "vllm-v1"),
+        "0.19.0": ({}, "vllm-v1-async"),
+        "0.13.2": ({}, "vllm-v1"),
+        "0.14": ({"async_scheduling": False}, "vllm-v1"),
         "0.9": ({"async_scheduling": True}, "vllm-v1-async"),
     }
     for version, (kwargs, engine) in cases.items():

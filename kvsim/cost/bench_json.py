@@ -72,8 +72,9 @@ def bench_overhead(path: str | Path, cost: CostModel) -> Overhead:
     for before, (begin, end) in zip(begins[:-1], zip(begins[1:], ends[1:], strict=True), strict=True):
         shape = _shape(firsts[begin:end], held[begin:end])
         is_mixed = bool(shape.prefills)
-        gaps.append(Gap(1e6 * float(times[begin] - times[before]), cost.step_ns(shape) / 1e3,
-                        int(not is_mixed), int(is_mixed)))
+        gaps.append(
+            Gap(1e6 * float(times[begin] - times[before]), cost.step_ns(shape) / 1e3, int(not is_mixed), int(is_mixed))
+        )
     found = overhead_of_gaps(gaps, Path(path).name)
     if found is None:
         raise ScenarioError(f"{path}: too few decode-only steps can be told apart")

@@ -114,9 +114,7 @@ def _choose(data: Measurements, path: Path, framework: str, version: str | None)
     if not own:
         known = sorted({(g.key.framework, g.key.version) for g in data.groups})
         wanted = framework + (f" {version}" if version else "")
-        raise ScenarioError(
-            f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}"
-        )
+        raise ScenarioError(f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}")
     covered = {(g.key.op, g.key.kind) for g in own}
     borrowed = [g for g in data.groups if g.key.framework != framework and (g.key.op, g.key.kind) not in covered]
     borrowed = [g for g in borrowed if g.key.kind in ROW_OPS or g.key.op == "all_reduce"]
@@ -138,8 +136,13 @@ def _fit_and_test(
         lines.append(error_line(group.key, kind, int((group.kinds == kind).sum()), errors))
     pairs = [(str(k), float(m), float(p)) for k, m, p in zip(test.kinds, test.latency_us, predicted, strict=True)]
     total = error_line(group.key, group.key.kind, len(order), predicted / test.latency_us - 1.0)
-    error = {"num_held_out": total.num_held_out, "mape_pct": total.mape_pct, "bias_pct": total.bias_pct,
-             "worst_pct": total.worst_pct, "within_15_pct": total.within_15_pct}
+    error = {
+        "num_held_out": total.num_held_out,
+        "mape_pct": total.mape_pct,
+        "bias_pct": total.bias_pct,
+        "worst_pct": total.worst_pct,
+        "within_15_pct": total.within_15_pct,
+    }
     return replace(fit_group(group, like=tested), error=error), lines, pairs
 
 
@@ -148,9 +151,15 @@ def error_line(key: GroupKey, kind: str, num_rows: int, errors: np.ndarray) -> E
     size = np.abs(errors)
     shares = [round(100.0 * float(np.mean(size <= limit)), 1) for limit in (0.15, 0.20, 0.25)]
     return ErrorLine(
-        kind, key.kernel, key.version, num_rows, len(errors),
-        round(100.0 * float(size.mean()), 2), round(100.0 * float(errors.mean()), 2),
-        round(100.0 * float(size.max()), 1), *shares,
+        kind,
+        key.kernel,
+        key.version,
+        num_rows,
+        len(errors),
+        round(100.0 * float(size.mean()), 2),
+        round(100.0 * float(errors.mean()), 2),
+        round(100.0 * float(size.max()), 1),
+        *shares,
     )
 
 
@@ -177,10 +186,17 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
         weights = spec.weights(features, log_ratio)
     points = np.stack([np.asarray(columns[name], dtype=float) for name in form.features], axis=-1)[keep]
     return OpFit(
-        op=group.key.op, kind=group.key.kind, kernel=group.key.kernel, version=group.key.version,
-        framework=group.key.framework, params={k: float(f"{v:.6g}") for k, v in params.items()},
-        basis=spec.basis, scales=tuple(float(f"{s:.4g}") for s in spec.scales), points=points,
-        weights=weights, error={"nugget": spec.nugget, "num_outliers": int((~keep).sum())},
+        op=group.key.op,
+        kind=group.key.kind,
+        kernel=group.key.kernel,
+        version=group.key.version,
+        framework=group.key.framework,
+        params={k: float(f"{v:.6g}") for k, v in params.items()},
+        basis=spec.basis,
+        scales=tuple(float(f"{s:.4g}") for s in spec.scales),
+        points=points,
+        weights=weights,
+        error={"nugget": spec.nugget, "num_outliers": int((~keep).sum())},
     )
 
 
@@ -218,8 +234,12 @@ def _least_squares(group: Group, tile: Mapping[str, float]) -> tuple[float, dict
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         starts = [start + shift * rng.uniform(-1.5, 1.5, len(names)) for shift in (0.0, *[1.0] * (_NUM_STARTS - 1))]
-        tries = [least_squares(residuals, first, bounds=(start - span, start + span), loss="soft_l1",
-                               f_scale=0.1, max_nfev=60) for first in starts]
+        tries = [
+            least_squares(
+                residuals, first, bounds=(start - span, start + span), loss="soft_l1", f_scale=0.1, max_nfev=60
+            )
+            for first in starts
+        ]
     found = min(tries, key=lambda one: float(one.cost))
     return float(found.cost), {**dict(zip(names, map(float, np.exp(found.x)), strict=True)), **tile}
 
@@ -275,8 +295,12 @@ def _choose_correction(features: np.ndarray, log_ratio: np.ndarray) -> _Correcti
     best: tuple[float, _CorrectionSpec] | None = None
     for kind, start in (("exponential", -1.5), ("matern32", -1.0)):
         first = np.append(np.full(int(varies.sum()), start), -4.0)
-        found = minimize(objective(kind), first, method="Nelder-Mead",
-                         options={"maxfev": 40 * len(first), "xatol": 0.05, "fatol": 1e-5})
+        found = minimize(
+            objective(kind),
+            first,
+            method="Nelder-Mead",
+            options={"maxfev": 40 * len(first), "xatol": 0.05, "fatol": 1e-5},
+        )
         if best is None or found.fun < best[0]:
             best = float(found.fun), spec_of(kind, found.x)
     assert best is not None
@@ -325,8 +349,13 @@ def plot_held_out(pairs: Sequence[tuple[str, float, float]], path: str | Path) -
     low, high = min(m for _, m, _ in pairs) / 1.5, max(m for _, m, _ in pairs) * 1.5
     axes.plot([low, high], [low, high], color="black", linewidth=0.8)
     axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15], color="grey", alpha=0.15)
-    axes.set(xscale="log", yscale="log", xlabel="measured (us)", ylabel="predicted (us)",
-             title="Held-out kernel times; the band is +-15 %")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured (us)",
+        ylabel="predicted (us)",
+        title="Held-out kernel times; the band is +-15 %",
+    )
     axes.legend(fontsize=7, ncol=2)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -355,7 +384,11 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
 def _fit_for(profile: Profile, key: GroupKey) -> OpFit | None:
     for fit in profile.fits:
         if (fit.op, fit.kind, fit.framework, fit.kernel, fit.version) == (
-            key.op, key.kind, key.framework, key.kernel, key.version
+            key.op,
+            key.kind,
+            key.framework,
+            key.kernel,
+            key.version,
         ):
             return fit
     return None

@@ -17,7 +17,12 @@ import numpy as np
 
 _ANY = 1 << 30
 GEMM_TILES: tuple[tuple[tuple[int, int], ...], ...] = (
-    (), ((_ANY, 64),), ((_ANY, 128),), ((_ANY, 256),), ((768, 128), (_ANY, 256)), ((1024, 128), (_ANY, 256)),
+    (),
+    ((_ANY, 64),),
+    ((_ANY, 128),),
+    ((_ANY, 256),),
+    ((768, 128), (_ANY, 256)),
+    ((1024, 128), (_ANY, 256)),
 )
 """Roundings tried: kernels are measured at token counts that are whole tiles, so only a run shows those between."""
 
@@ -99,9 +104,7 @@ class Overhead:
 NO_OVERHEAD = Overhead(0.0, (0.0, 0.0), 0, 0, 0.0, (0.0, 0.0), 0, 0, "nothing")
 
 
-def overhead_of_gaps(
-    gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...] = ()
-) -> Overhead | None:
+def overhead_of_gaps(gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...] = ()) -> Overhead | None:
     """Weighted medians over the gaps; None if there are too few decode-only ones to say anything."""
     sane = [gap for gap in gaps if abs(gap.measured_us / max(gap.kernel_us, 1e-9) - 1.0) <= _SANE_RATIO]
     pure = [gap for gap in sane if gap.num_decode_steps and not gap.num_mixed_steps]
@@ -111,17 +114,24 @@ def overhead_of_gaps(
     weights = np.array([gap.num_decode_steps for gap in pure], dtype=float)
     decode_us = _weighted_quantile(per_step, weights, 0.5)
     mixed = [gap for gap in sane if gap.num_mixed_steps]
-    rest = np.array([
-        (gap.measured_us - gap.kernel_us - gap.num_decode_steps * decode_us) / gap.num_mixed_steps for gap in mixed
-    ])
+    rest = np.array(
+        [(gap.measured_us - gap.kernel_us - gap.num_decode_steps * decode_us) / gap.num_mixed_steps for gap in mixed]
+    )
     mixed_weights = np.array([gap.num_mixed_steps for gap in mixed], dtype=float)
     # Without enough gaps of their own, steps with prompts are taken to cost what the others do.
     few = len(mixed) < MIN_GAPS
     mixed_us = decode_us if few else _weighted_quantile(rest, mixed_weights, 0.5)
     return Overhead(
-        max(0.0, decode_us), _quartiles(per_step, weights), len(pure), int(weights.sum()),
-        max(0.0, mixed_us), (mixed_us, mixed_us) if few else _quartiles(rest, mixed_weights), len(mixed),
-        int(mixed_weights.sum()), source, gemm_tiles,
+        max(0.0, decode_us),
+        _quartiles(per_step, weights),
+        len(pure),
+        int(weights.sum()),
+        max(0.0, mixed_us),
+        (mixed_us, mixed_us) if few else _quartiles(rest, mixed_weights),
+        len(mixed),
+        int(mixed_weights.sum()),
+        source,
+        gemm_tiles,
         0.0 if few else float(np.average(np.abs(rest - mixed_us), weights=mixed_weights)),
     )
 
@@ -153,8 +163,12 @@ def gaps_between_events(
         if last <= first:
             continue
         num_mixed = int(mixed_sum[last] - mixed_sum[first])
-        gaps.append(Gap(
-            1e6 * (event_s[right] - event_s[left]), float(kernel_sum[last] - kernel_sum[first]),
-            last - first - num_mixed, num_mixed,
-        ))
+        gaps.append(
+            Gap(
+                1e6 * (event_s[right] - event_s[left]),
+                float(kernel_sum[last] - kernel_sum[first]),
+                last - first - num_mixed,
+                num_mixed,
+            )
+        )
     return gaps

@@ -45,8 +45,11 @@ class KernelTimes:
         self._rows = {kind: self._row_fit(kind) for kind, _, _ in shapes.row_ops}
         self._rows |= {kind: self._row_fit(kind) for kind in ("embedding", "final_layernorm", "sampler")}
         self._attention: dict[str, Any] = {
-            "heads": shapes.heads, "kv_heads": shapes.kv_heads, "head_dim": shapes.head_dim,
-            "kv_bytes": shapes.kv_bytes, "ragged": True,
+            "heads": shapes.heads,
+            "kv_heads": shapes.kv_heads,
+            "head_dim": shapes.head_dim,
+            "kv_bytes": shapes.kv_bytes,
+            "ragged": True,
         }
 
     def _need(self, op: str) -> OpFit:
@@ -63,8 +66,19 @@ class KernelTimes:
             return fit
         launch = _SAMPLER_US if kind == "sampler" else _ROW_LAUNCH_US
         params = {"launch_us": launch, "gbps": self._gemm.params["gbps"], "row_us": 1e-9, "sharpness": 3.0}
-        return OpFit("elementwise", kind, "estimate", "", "", params, "exponential", (1.0, 1.0),
-                     np.zeros((0, 2)), np.zeros(0), {})
+        return OpFit(
+            "elementwise",
+            kind,
+            "estimate",
+            "",
+            "",
+            params,
+            "exponential",
+            (1.0, 1.0),
+            np.zeros((0, 2)),
+            np.zeros(0),
+            {},
+        )
 
     def dense_us(self, num_tokens: Any) -> Any:
         """Everything but attention and the head: embedding, and per layer projections, row operations, all-reduces."""
@@ -121,9 +135,7 @@ class KernelTimes:
     def prefill_us(self, num_chunks: Any, chunk: Any, prefix: Any) -> Any:
         """Attention of all layers, a prompt-only step: equal chunks, each on top of `prefix` tokens."""
         return self._over_windows(
-            lambda window: self._predict(
-                self._prefill, batch=num_chunks, seq_len=chunk, prefix=_within(prefix, window)
-            )
+            lambda window: self._predict(self._prefill, batch=num_chunks, seq_len=chunk, prefix=_within(prefix, window))
         )
 
     def mixed_us(self, batch: Any, ctx_len: Any, num_chunks: Any, chunk: Any, prefix: Any) -> Any:
@@ -134,7 +146,11 @@ class KernelTimes:
             return self.decode_us(batch, ctx_len) + self.prefill_us(num_chunks, chunk, prefix)
         return self._over_windows(
             lambda window: self._predict(
-                mixed, batch=batch, ctx_len=_within(ctx_len, window), chunk=chunk, prefix=_within(prefix, window),
+                mixed,
+                batch=batch,
+                ctx_len=_within(ctx_len, window),
+                chunk=chunk,
+                prefix=_within(prefix, window),
                 num_chunks=num_chunks,
             )
         )
@@ -148,8 +164,14 @@ class KernelTimes:
     def bare_mixed_us(self, batch: float, ctx_len: float, num_chunks: float, chunk: float, prefix: float) -> float:
         """The closed form of `mixed_us` alone, of numbers; only where mixed attention was measured."""
         assert self._mixed is not None
-        columns = {"batch": batch, "ctx_len": ctx_len, "num_chunks": num_chunks, "chunk": chunk, "prefix": prefix,
-                   **self._attention}
+        columns = {
+            "batch": batch,
+            "ctx_len": ctx_len,
+            "num_chunks": num_chunks,
+            "chunk": chunk,
+            "prefix": prefix,
+            **self._attention,
+        }
         return self._bare_over_windows(self._mixed, columns, ("ctx_len", "prefix"))
 
     @property

@@ -95,7 +95,6 @@ _NODES_FROM_0 = [0.0, 4.0, 8.0, *_spaced(16, _MAX_CTX, 3)]
 _NO_MIXED = "mixed_attention (not measured: the sum of prefill and decode attention)"
 
 
-
 class KernelCost:
     """A `CostModel` made of kernel times. Make it with `from_profile`.
 
@@ -144,8 +143,10 @@ class KernelCost:
         self._decode_rows: dict[int, np.ndarray] = {}
         self._rows: dict[int, tuple[float, list[float]]] = {}
         self._cells: dict[tuple[int, ...], tuple[float, ...]] = {}
-        self._bounds = {op: fit.bounds if (fit := times.profile.find(op)) else {}
-                        for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention")}
+        self._bounds = {
+            op: fit.bounds if (fit := times.profile.find(op)) else {}
+            for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention")
+        }
         self._ctx_limit = 1.5 * self._bounds["decode_attention"].get("ctx_len", (0.0, float("inf")))[1]
 
     @classmethod
@@ -174,8 +175,10 @@ class KernelCost:
         Raises ScenarioError for an unknown profile or a model without the needed dimensions.
         """
         profile = load_profile(profile) if isinstance(profile, str) else profile
-        shapes = geometry if isinstance(geometry, ModelShapes) else model_shapes(
-            geometry, tensor_parallel_size, kv_cache_dtype
+        shapes = (
+            geometry
+            if isinstance(geometry, ModelShapes)
+            else model_shapes(geometry, tensor_parallel_size, kv_cache_dtype)
         )
         measured = profile.overhead
         decode = float(measured.get("decode_step_us", 0.0)) if overhead_us is None else overhead_us
@@ -183,9 +186,16 @@ class KernelCost:
             mixed_overhead_us = float(measured.get("mixed_step_us", 0.0)) if overhead_us is None else overhead_us
         cpu = float(measured.get("cpu_schedule_us", 0.0)) if cpu_schedule_us is None else cpu_schedule_us
         return cls(
-            KernelTimes(profile, shapes), block_size=block_size, table_sync=table_sync, decode_overhead_us=decode,
-            mixed_overhead_us=mixed_overhead_us, cuda_graph_sizes=cuda_graph_sizes or (), cpu_schedule_us=cpu,
-            adds_cpu_time=adds_cpu_time, table_entry_bytes=table_entry_bytes, device=_device_facts(profile),
+            KernelTimes(profile, shapes),
+            block_size=block_size,
+            table_sync=table_sync,
+            decode_overhead_us=decode,
+            mixed_overhead_us=mixed_overhead_us,
+            cuda_graph_sizes=cuda_graph_sizes or (),
+            cpu_schedule_us=cpu,
+            adds_cpu_time=adds_cpu_time,
+            table_entry_bytes=table_entry_bytes,
+            device=_device_facts(profile),
             gemm_tiles=measured.get("gemm_tiles", ()) if gemm_tiles is None else gemm_tiles,
         )
 
@@ -324,7 +334,9 @@ class KernelCost:
             self._note("mixed_attention", "prefix", prefix)
             points = [
                 (w, x, float(num_chunks), y, z)
-                for w in _NODES[h : h + 2] for x in _NODES[i : i + 2] for y in _NODES[j : j + 2]
+                for w in _NODES[h : h + 2]
+                for x in _NODES[i : i + 2]
+                for y in _NODES[j : j + 2]
                 for z in _NODES_FROM_0[k : k + 2]
             ]
             corners = self._cells[key] = _ratios(self.times.mixed_us, self.times.bare_mixed_us, points)
@@ -444,8 +456,14 @@ def make_kernel_cost(config: Any, scenario: Any, pool: Any) -> KernelCost:
     if config.type == "roofline":
         from kvsim.cost.roofline import roofline_cost
 
-        own = ("peak_tflops", "memory_bandwidth_gb_s", "efficiency", "step_overhead_us", "pcie_bandwidth_gb_s",
-               "interconnect_gb_s")
+        own = (
+            "peak_tflops",
+            "memory_bandwidth_gb_s",
+            "efficiency",
+            "step_overhead_us",
+            "pcie_bandwidth_gb_s",
+            "interconnect_gb_s",
+        )
         return roofline_cost(pool.geometry, **common, **{name: getattr(config, name) for name in own})
     profile = config.profile if config.profile is not None else _profile_of_gpu(pool.gpu.name)
     return KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)

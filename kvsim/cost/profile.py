@@ -32,8 +32,9 @@ class Profile:
     overhead: Mapping[str, Any] = field(default_factory=dict)
     """`decode_step_us` and `mixed_step_us` of the engine, and the run they come from; empty if never measured."""
 
-    def find(self, op: str, kind: str | None = None, *, kernel: str | None = None,
-             version: str | None = None) -> OpFit | None:
+    def find(
+        self, op: str, kind: str | None = None, *, kernel: str | None = None, version: str | None = None
+    ) -> OpFit | None:
         """The fit of an operation: of `version` (default: the profile's, else the newest), of kernel `kernel`.
 
         Of several kernels the graph-captured one wins, as engines replay graphs in decode steps.
@@ -108,8 +109,12 @@ def _from_dict(data: Mapping[str, Any]) -> Profile:
     if data["format"] != FORMAT_VERSION:
         raise ValueError(f"format {data['format']!r}, this kvsim reads {FORMAT_VERSION}")
     return Profile(
-        name=data["name"], gpu=data["gpu"], framework=data["framework"], version=str(data["version"]),
-        provenance=data.get("provenance", {}), overhead=data.get("overhead") or {},
+        name=data["name"],
+        gpu=data["gpu"],
+        framework=data["framework"],
+        version=str(data["version"]),
+        provenance=data.get("provenance", {}),
+        overhead=data.get("overhead") or {},
         fits=tuple(_fit_from_dict(entry) for entry in data["fits"]),
     )
 
@@ -120,9 +125,16 @@ def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
     table = np.array([[float(x) for x in line.split(",")] for line in lines if line], dtype=float)
     table = table.reshape(-1, num_features + 1)
     return OpFit(
-        op=entry["op"], kind=entry["kind"], kernel=entry["kernel"], version=str(entry["version"]),
-        framework=entry["framework"], params=entry["params"], basis=entry["correction"]["basis"],
-        scales=tuple(entry["correction"]["scales"]), points=table[:, :-1], weights=table[:, -1],
+        op=entry["op"],
+        kind=entry["kind"],
+        kernel=entry["kernel"],
+        version=str(entry["version"]),
+        framework=entry["framework"],
+        params=entry["params"],
+        basis=entry["correction"]["basis"],
+        scales=tuple(entry["correction"]["scales"]),
+        points=table[:, :-1],
+        weights=table[:, -1],
         error=entry["held_out_error"],
     )
 
@@ -130,8 +142,13 @@ def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
 def profile_dict(profile: Profile) -> dict[str, Any]:
     """The profile as the plain data its file holds."""
     return {
-        "format": FORMAT_VERSION, "name": profile.name, "gpu": profile.gpu, "framework": profile.framework,
-        "version": profile.version, "provenance": dict(profile.provenance), "overhead": dict(profile.overhead),
+        "format": FORMAT_VERSION,
+        "name": profile.name,
+        "gpu": profile.gpu,
+        "framework": profile.framework,
+        "version": profile.version,
+        "provenance": dict(profile.provenance),
+        "overhead": dict(profile.overhead),
         "fits": [_fit_dict(fit) for fit in profile.fits],
     }
 
@@ -142,12 +159,18 @@ def _fit_dict(fit: OpFit) -> dict[str, Any]:
         for point, weight in zip(fit.points, fit.weights, strict=True)
     )
     return {
-        "op": fit.op, "kind": fit.kind, "framework": fit.framework, "version": fit.version, "kernel": fit.kernel,
+        "op": fit.op,
+        "kind": fit.kind,
+        "framework": fit.framework,
+        "version": fit.version,
+        "kernel": fit.kernel,
         "held_out_error": {k: (float(f"{v:.4g}") if isinstance(v, float) else v) for k, v in fit.error.items()},
         "params": dict(fit.params),
         "correction": {
-            "basis": fit.basis, "columns": ",".join([*FORMS[fit.op].features, "weight"]),
-            "scales": list(fit.scales), "points": "\n".join(rows) + "\n",
+            "basis": fit.basis,
+            "columns": ",".join([*FORMS[fit.op].features, "weight"]),
+            "scales": list(fit.scales),
+            "points": "\n".join(rows) + "\n",
         },
     }
 

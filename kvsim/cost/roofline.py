@@ -32,16 +32,36 @@ def roofline_profile(
     ops: dict[tuple[str, str], Mapping[str, float]] = {
         ("gemm", "gemm"): {"launch_us": _LAUNCH_US, "tflops": tflops, "gbps": gbps, "sharpness": hard},
         ("decode_attention", "decode_attention"): {
-            "launch_us": _LAUNCH_US, "gbps": gbps, "tile_us": tiny, "row_us": tiny, "serial_us": tiny, "walk_us": tiny,
-            "l2_mb": 1e-3, "l2_gbps": gbps, "sharpness": hard, "tile_n": 64.0,
+            "launch_us": _LAUNCH_US,
+            "gbps": gbps,
+            "tile_us": tiny,
+            "row_us": tiny,
+            "serial_us": tiny,
+            "walk_us": tiny,
+            "l2_mb": 1e-3,
+            "l2_gbps": gbps,
+            "sharpness": hard,
+            "tile_n": 64.0,
         },
         ("prefill_attention", "prefill_attention"): {
-            "launch_us": _LAUNCH_US, "tflops": tflops, "gbps": gbps, "serial_us": tiny, "sharpness": hard,
-            "tile_m": 1.0, "tile_n": 1.0,
+            "launch_us": _LAUNCH_US,
+            "tflops": tflops,
+            "gbps": gbps,
+            "serial_us": tiny,
+            "sharpness": hard,
+            "tile_m": 1.0,
+            "tile_n": 1.0,
         },
         ("all_reduce", "all_reduce"): {
-            "launch_us": _LAUNCH_US, "gbps": interconnect_gb_s, "hop_us": 1.0, "two_shot_us": tiny, "floor_us": tiny,
-            "sharpness": hard, "ring_launch_us": _LAUNCH_US, "ring_gbps": interconnect_gb_s, "ring_hop_us": 1.0,
+            "launch_us": _LAUNCH_US,
+            "gbps": interconnect_gb_s,
+            "hop_us": 1.0,
+            "two_shot_us": tiny,
+            "floor_us": tiny,
+            "sharpness": hard,
+            "ring_launch_us": _LAUNCH_US,
+            "ring_gbps": interconnect_gb_s,
+            "ring_hop_us": 1.0,
             "switch_bytes": 0.0,
         },
     }
@@ -53,8 +73,19 @@ def roofline_profile(
 
 def _bare_fit(op: str, kind: str, params: Mapping[str, float]) -> OpFit:
     num_features = len(FORMS[op].features)
-    return OpFit(op, kind, "datasheet", "", "roofline", params, "exponential", (1.0,) * num_features,
-                 np.zeros((0, num_features)), np.zeros(0), {})
+    return OpFit(
+        op,
+        kind,
+        "datasheet",
+        "",
+        "roofline",
+        params,
+        "exponential",
+        (1.0,) * num_features,
+        np.zeros((0, num_features)),
+        np.zeros(0),
+        {},
+    )
 
 
 def roofline_cost(
@@ -79,13 +110,19 @@ def roofline_cost(
     profile = roofline_profile(
         peak_tflops, memory_bandwidth_gb_s, efficiency=efficiency, interconnect_gb_s=interconnect_gb_s
     )
-    shapes = geometry if isinstance(geometry, ModelShapes) else model_shapes(
-        geometry, tensor_parallel_size, kv_cache_dtype
+    shapes = (
+        geometry if isinstance(geometry, ModelShapes) else model_shapes(geometry, tensor_parallel_size, kv_cache_dtype)
     )
     return _RooflineCost(
-        KernelTimes(profile, shapes), block_size=block_size, table_sync=table_sync,
-        decode_overhead_us=step_overhead_us, mixed_overhead_us=step_overhead_us, cuda_graph_sizes=cuda_graph_sizes,
-        cpu_schedule_us=cpu_schedule_us or 0.0, adds_cpu_time=adds_cpu_time, table_entry_bytes=table_entry_bytes,
+        KernelTimes(profile, shapes),
+        block_size=block_size,
+        table_sync=table_sync,
+        decode_overhead_us=step_overhead_us,
+        mixed_overhead_us=step_overhead_us,
+        cuda_graph_sizes=cuda_graph_sizes,
+        cpu_schedule_us=cpu_schedule_us or 0.0,
+        adds_cpu_time=adds_cpu_time,
+        table_entry_bytes=table_entry_bytes,
         device=DeviceFacts(pcie_bandwidth_gb_s, memory_bandwidth_gb_s),
     )
 

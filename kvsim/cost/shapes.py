@@ -72,8 +72,11 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         Matrix(hidden, heads * head_dim),
     )
     rotary = 2 * (heads + kv_heads) * head_dim
-    rows = [("layernorm", 4 * hidden, 2), ("rotary_emb", rotary, 1),
-            ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1)]
+    rows = [
+        ("layernorm", 4 * hidden, 2),
+        ("rotary_emb", rotary, 1),
+        ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1),
+    ]
     if config.get("model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
     element = dtype_bytes(geometry.dtype if kv_cache_dtype == "auto" else kv_cache_dtype)

@@ -44,9 +44,7 @@ LARGE_COPY_SHARE = 0.8
 (github.com/ZaidQureshi/bam/issues/54), 50 of 64 GB/s on an H100 (vLLM blog on KV offloading, 2026-01-08)."""
 
 
-def swap_ns(
-    num_blocks: int, block_bytes: float, *, bandwidth_gb_s: float = 25.0, call_us: float = 10.0
-) -> Ns:
+def swap_ns(num_blocks: int, block_bytes: float, *, bandwidth_gb_s: float = 25.0, call_us: float = 10.0) -> Ns:
     """Integer nanoseconds to move blocks in one direction."""
     return round(HostLink(bandwidth_gb_s, call_us).swap_ns(num_blocks, block_bytes))
 
@@ -100,8 +98,7 @@ def plot_swap_and_recompute(
     axes.plot(block_sizes, [recompute_ms] * len(block_sizes), marker="s", color="#D55E00", label="recompute")
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(block_sizes), [str(size) for size in block_sizes])
-    axes.set(xlabel="block size (tokens)", ylabel="ms", ylim=(0, None),
-             title=f"Bringing {num_tokens:,} tokens back")
+    axes.set(xlabel="block size (tokens)", ylabel="ms", ylim=(0, None), title=f"Bringing {num_tokens:,} tokens back")
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

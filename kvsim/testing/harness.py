@@ -99,9 +99,7 @@ class Harness:
         needed = self.model.num_cells(num_tokens) - len(match.block_ids) + match.num_revived
 
         def command() -> None:
-            self.allocator.allocate(
-                seq_id, num_tokens, keys=keys, prefix=match, reserve_tokens=len(text) - num_tokens
-            )
+            self.allocator.allocate(seq_id, num_tokens, keys=keys, prefix=match, reserve_tokens=len(text) - num_tokens)
 
         if not self._attempt(command, needed):
             return False

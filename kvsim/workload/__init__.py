@@ -7,6 +7,14 @@ from kvsim.workload.streams import streams
 from kvsim.workload.traces import Trace, load_trace
 
 __all__ = [
-    "ConcurrencySource", "ListSource", "SessionSource", "Source", "TableSource", "Trace", "WorkloadSpec",
-    "build_source", "load_trace", "streams",
+    "ConcurrencySource",
+    "ListSource",
+    "SessionSource",
+    "Source",
+    "TableSource",
+    "Trace",
+    "WorkloadSpec",
+    "build_source",
+    "load_trace",
+    "streams",
 ]

@@ -66,8 +66,10 @@ def _to_ns(seconds: NDArray[np.floating[Any]]) -> Ints:
     import numpy as np
 
     if len(seconds) and not seconds[-1] <= _MAX_SECONDS:
-        raise ScenarioError(f"workload.arrivals: the last of {len(seconds)} requests would come after "
-                            f"{seconds[-1]:g} s; {_MAX_SECONDS:g} s is the most: raise request_rate")
+        raise ScenarioError(
+            f"workload.arrivals: the last of {len(seconds)} requests would come after "
+            f"{seconds[-1]:g} s; {_MAX_SECONDS:g} s is the most: raise request_rate"
+        )
     return np.asarray(np.rint(seconds * NS_PER_S), dtype=np.int64)
 
 

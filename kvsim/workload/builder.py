@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_NUM_REQUESTS = 1000
 
 
-def build_source(
-    spec: WorkloadSpec | Mapping[str, Any], seed: int = 0, base_dir: str | Path | None = None
-) -> Source:
+def build_source(spec: WorkloadSpec | Mapping[str, Any], seed: int = 0, base_dir: str | Path | None = None) -> Source:
     """The requests of a workload. Relative trace paths are looked up in `base_dir` (default: the working directory).
 
     Raises ScenarioError for a block that makes no sense and for a trace that cannot be read; `notes` of the source
@@ -83,13 +81,16 @@ def _check(spec: WorkloadSpec) -> None:
             raise ScenarioError(f"workload.{key} is {value}; it must be at least 1")
     sampling = spec.sampling
     if sampling.n < 1 or sampling.beam_width < 0 or (sampling.n > 1 and sampling.beam_width > 0):
-        raise ScenarioError(f"workload.sampling: n {sampling.n} with beam_width {sampling.beam_width}; "
-                            "n is at least 1, and one of the two is enough")
+        raise ScenarioError(
+            f"workload.sampling: n {sampling.n} with beam_width {sampling.beam_width}; "
+            "n is at least 1, and one of the two is enough"
+        )
     if spec.sessions is not None and (sampling.n > 1 or sampling.beam_width > 1):
         raise ScenarioError("workload.sampling: a session goes on with one answer; leave n and beam_width out")
     if spec.sessions is not None and (spec.trace is not None or spec.requests is not None):
-        raise ScenarioError("workload.sessions makes its own requests; leave out trace and requests "
-                            "(a trace may have a session column)")
+        raise ScenarioError(
+            "workload.sessions makes its own requests; leave out trace and requests (a trace may have a session column)"
+        )
     if spec.window is not None and len(spec.window) != 2:
         raise ScenarioError(f"workload.window is {list(spec.window)}; it is [start, end] in seconds")
 
@@ -145,7 +146,8 @@ def _traits(spec: WorkloadSpec, rng: Streams, columns: _Columns, trace: Trace | 
     traits = Traits(
         sampling=Sampling(n=spec.sampling.n, beam_width=spec.sampling.beam_width),
         samples=None if trace is None else trace.n,
-        priorities=_draw_priorities(spec.priorities, rng, num) if trace is None or trace.priority is None
+        priorities=_draw_priorities(spec.priorities, rng, num)
+        if trace is None or trace.priority is None
         else trace.priority,
         patience=_draw_patience(spec.abort, rng, num),
         loras=zipf(rng["content.loras"], num, loras, 0.0, "content") if loras else None,
@@ -201,8 +203,10 @@ def _draw_patience(abort: AbortSpec | None, rng: Streams, num: int) -> Ints | No
     if abort is None or abort.probability == 0:
         return None
     if not 0 <= abort.probability <= 1 or not 0 <= abort.after <= 1e8:
-        raise ScenarioError(f"workload.abort: probability {abort.probability}, after {abort.after} s; "
-                            "a probability lies between 0 and 1, a time is 0 s or more")
+        raise ScenarioError(
+            f"workload.abort: probability {abort.probability}, after {abort.after} s; "
+            "a probability lies between 0 and 1, a time is 0 s or more"
+        )
     draws = rng["aborts"].random((num, 2))
     waits = np.full(num, abort.after) if abort.distribution == "constant" else -np.log1p(-draws[:, 1]) * abort.after
     return np.where(draws[:, 0] < abort.probability, np.rint(waits * NS_PER_S), -1).astype(np.int64)
@@ -230,8 +234,9 @@ def _session_source(spec: WorkloadSpec, rng: Streams) -> Source:
     )
     notes = columns.notes
     if num_cut := int((turns - kept).sum()):
-        notes += (f"{num_cut} of {num} turns left out: their sessions had reached max_context "
-                  f"{spec.sessions.max_context}",)
+        notes += (
+            f"{num_cut} of {num} turns left out: their sessions had reached max_context {spec.sessions.max_context}",
+        )
     return SessionSource(plan.sessions(kept), notes)
 
 
@@ -249,8 +254,10 @@ def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:
     arrivals, prompts, outputs, max_output = trace.arrival_ns, trace.prompt, trace.output, trace.max_output
     if arrivals is None:
         if spec.arrivals is None:
-            raise ScenarioError(f"{trace.path}: has no arrival times (read as {trace.format}); say when its requests "
-                                "come, for instance workload.arrivals: {type: poisson, request_rate: 4}")
+            raise ScenarioError(
+                f"{trace.path}: has no arrival times (read as {trace.format}); say when its requests "
+                "come, for instance workload.arrivals: {type: poisson, request_rate: 4}"
+            )
         arrivals = draw_arrivals(spec.arrivals, rng["arrivals"], len(trace))
     elif spec.arrivals is not None and spec.arrivals.type != "trace":
         notes += (f"{trace.path}: its times replace workload.arrivals",)
@@ -281,8 +288,9 @@ def _group_texts(trace: Trace) -> GroupTexts | None:
 
 def _trace_sessions(spec: WorkloadSpec, trace: Trace, columns: _Columns, traits: Traits) -> Source:
     if spec.sampling.n > 1 or spec.sampling.beam_width > 1 or (trace.n is not None and int(trace.n.max()) > 1):
-        raise ScenarioError(f"{trace.path}: a session goes on with one answer; several samples and a session column "
-                            "exclude each other")
+        raise ScenarioError(
+            f"{trace.path}: a session goes on with one answer; several samples and a session column exclude each other"
+        )
     assert trace.session is not None
     rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, _group_texts(trace), traits)
     return SessionSource(rows.sessions(), columns.notes)

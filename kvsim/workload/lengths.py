@@ -46,8 +46,10 @@ def draw_lengths(spec: LengthsSpec, rng: np.random.Generator, num: int) -> tuple
         kept.append(pairs)
         num_kept += len(pairs)
         if num_kept < num_drawn * _MIN_ACCEPTED:
-            raise ScenarioError(f"workload.lengths.max_total is {spec.max_total}: of {num_drawn} pairs drawn "
-                                f"{num_kept} were that short; raise it or shorten the lengths")
+            raise ScenarioError(
+                f"workload.lengths.max_total is {spec.max_total}: of {num_drawn} pairs drawn "
+                f"{num_kept} were that short; raise it or shorten the lengths"
+            )
     both = np.concatenate(kept)[:num]
     return both[:, 0].copy(), both[:, 1].copy()
 
@@ -205,10 +207,12 @@ def _preset_pairs(spec: LengthsSpec, rng: np.random.Generator, num: int) -> Ints
     if spec.correlation is not None:
         raise ScenarioError("workload.lengths.correlation: a preset brings its own; leave it out")
     table = preset(spec.name)
-    scale = np.array([
-        _scale(spec.prompt_mean, table.prompt_mean, "prompt_mean"),
-        _scale(spec.output_mean, table.output_mean, "output_mean"),
-    ])
+    scale = np.array(
+        [
+            _scale(spec.prompt_mean, table.prompt_mean, "prompt_mean"),
+            _scale(spec.output_mean, table.output_mean, "output_mean"),
+        ]
+    )
     return _whole(table.draw(rng, num) * scale)
 
 

@@ -92,8 +92,10 @@ def block_trace(trace: Trace, block_size: int = 16) -> BlockTrace | None:
     num_blocks = -(-trace.prompt // block_size)
     offsets = np.concatenate(([0], np.cumsum(num_blocks)))
     if offsets[-1] > MAX_BLOCKS:
-        raise ScenarioError(f"{trace.path}: {offsets[-1]} blocks of {block_size} tokens are too many for the prefix "
-                            f"curve ({MAX_BLOCKS}); look at a part of it (first, window)")
+        raise ScenarioError(
+            f"{trace.path}: {offsets[-1]} blocks of {block_size} tokens are too many for the prefix "
+            f"curve ({MAX_BLOCKS}); look at a part of it (first, window)"
+        )
     return BlockTrace(_block_ids(trace, block_size, num_blocks, offsets), offsets, trace.prompt, block_size)
 
 
@@ -125,9 +127,7 @@ def _shared_texts(trace: Trace) -> Iterable[tuple[Ints, Ints]]:
         yield trace.session, trace.prompt
 
 
-def prefix_hits(
-    blocks: BlockTrace, capacity: int | None = None, order: Literal["rev", "fwd"] = "rev"
-) -> PrefixHits:
+def prefix_hits(blocks: BlockTrace, capacity: int | None = None, order: Literal["rev", "fwd"] = "rev") -> PrefixHits:
     """Hits of one cache size (None: infinite); `order` is the order of touching within a request."""
     return prefix_curve(blocks, [capacity], order)[0]
 

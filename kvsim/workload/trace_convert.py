@@ -13,8 +13,12 @@ from kvsim.types import NS_PER_MS, NS_PER_S, ScenarioError
 from kvsim.workload.traces import Trace
 
 _CSV_COLUMNS = {
-    "max_output_tokens": "max_output", "prefix_group": "prefix_group", "prefix_tokens": "prefix_tokens", "n": "n",
-    "priority": "priority", "session": "session",
+    "max_output_tokens": "max_output",
+    "prefix_group": "prefix_group",
+    "prefix_tokens": "prefix_tokens",
+    "n": "n",
+    "priority": "priority",
+    "session": "session",
 }
 _CODES = frozenset({"prefix_group", "session"})
 
@@ -44,8 +48,11 @@ def _atomically(path: Path, write: Callable[[TextIO], None]) -> None:
 
 def _write_csv(trace: Trace, text: TextIO) -> None:
     optional = {name: getattr(trace, fills) for name, fills in _CSV_COLUMNS.items()}
-    columns: dict[str, Iterator[object]] = {} if trace.arrival_ns is None else {
-        "arrival_s": (_decimal(time, NS_PER_S) for time in trace.arrival_ns.tolist())}
+    columns: dict[str, Iterator[object]] = (
+        {}
+        if trace.arrival_ns is None
+        else {"arrival_s": (_decimal(time, NS_PER_S) for time in trace.arrival_ns.tolist())}
+    )
     columns |= {"prompt_tokens": iter(trace.prompt.tolist()), "output_tokens": iter(trace.output.tolist())}
     for name, values in optional.items():
         if values is not None:
@@ -61,8 +68,11 @@ def _write_lines(trace: Trace, text: TextIO) -> None:
     ids = [] if trace.hash_ids is None else trace.hash_ids.tolist()
     offsets = [0] * (len(trace) + 1) if trace.hash_offsets is None else trace.hash_offsets.tolist()
     for index, time in enumerate(trace.arrival_ns.tolist()):
-        row = {"timestamp": time / NS_PER_MS if time % NS_PER_MS else time // NS_PER_MS,
-               "input_length": int(trace.prompt[index]), "output_length": int(trace.output[index])}
+        row = {
+            "timestamp": time / NS_PER_MS if time % NS_PER_MS else time // NS_PER_MS,
+            "input_length": int(trace.prompt[index]),
+            "output_length": int(trace.output[index]),
+        }
         if trace.hash_ids is not None:
             row["hash_ids"] = ids[offsets[index] : offsets[index + 1]]
         text.write(json.dumps(row) + "\n")

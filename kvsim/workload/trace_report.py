@@ -90,9 +90,17 @@ def trace_report(
 
     Raises ScenarioError for a file that cannot be read.
     """
-    trace = path if isinstance(path, Trace) else load_trace(
-        path, trace_format, hash_block_size=hash_block_size, chars_per_token=chars_per_token,
-        on_bad_row=on_bad_row, needs_times=False,
+    trace = (
+        path
+        if isinstance(path, Trace)
+        else load_trace(
+            path,
+            trace_format,
+            hash_block_size=hash_block_size,
+            chars_per_token=chars_per_token,
+            on_bad_row=on_bad_row,
+            needs_times=False,
+        )
     )
     blocks = block_trace(trace, block_size)
     duration_s, cv = _gaps(trace.arrival_ns)
@@ -118,8 +126,9 @@ def _stats(lengths: Ints) -> LengthStats:
     import numpy as np
 
     median, p95, p99 = (float(value) for value in np.percentile(lengths, [50, 95, 99]))
-    return LengthStats(float(lengths.mean()), float(lengths.std()), int(lengths.min()), median, p95, p99,
-                       int(lengths.max()))
+    return LengthStats(
+        float(lengths.mean()), float(lengths.std()), int(lengths.min()), median, p95, p99, int(lengths.max())
+    )
 
 
 def _gaps(arrivals: Ints | None) -> tuple[float | None, float | None]:
@@ -145,8 +154,10 @@ def _warnings(trace: Trace, blocks: BlockTrace | None) -> list[str]:
     if trace.hash_ids is None and trace.prefix_group is not None and trace.prefix_tokens is not None:
         shared = trace.prefix_tokens[(trace.prefix_group >= 0) & (trace.prefix_tokens > 0)]
         if short := int(np.sum(shared < size)):
-            warnings.append(f"{short} of {len(shared)} requests with a shared prefix can never hit: their shared part "
-                            f"is shorter than a block of {size} tokens")
+            warnings.append(
+                f"{short} of {len(shared)} requests with a shared prefix can never hit: their shared part "
+                f"is shorter than a block of {size} tokens"
+            )
     if blocks.num_distinct == len(blocks.ids):
         warnings.append(f"no two prompts begin with the same block of {size} tokens: a prefix cache finds nothing")
     return warnings
@@ -156,20 +167,26 @@ def render(report: TraceReport) -> str:
     """The report as plain text for a terminal."""
     lines = [f"{report.path} ({report.format}): {report.rows} requests{_left_out(report)}"]
     if report.duration_s is not None:
-        lines.append(f"  arrivals  {report.duration_s:.3f} s, {_number(report.rate)} requests/s, "
-                     f"burstiness (CV of gaps) {_number(report.burstiness_cv)}")
+        lines.append(
+            f"  arrivals  {report.duration_s:.3f} s, {_number(report.rate)} requests/s, "
+            f"burstiness (CV of gaps) {_number(report.burstiness_cv)}"
+        )
     lines.append(f"  {'tokens':<8}{'mean':>10}{'median':>10}{'p95':>10}{'p99':>10}{'max':>10}")
     for name, stats in (("prompt", report.prompt_tokens), ("output", report.output_tokens)):
-        lines.append(f"  {name:<8}{stats.mean:>10.1f}{stats.median:>10.1f}{stats.p95:>10.1f}{stats.p99:>10.1f}"
-                     f"{stats.max:>10d}")
+        lines.append(
+            f"  {name:<8}{stats.mean:>10.1f}{stats.median:>10.1f}{stats.p95:>10.1f}{stats.p99:>10.1f}{stats.max:>10d}"
+        )
     if report.prefix_hits:
         lines += _curve_lines(report)
     return "\n".join([*lines, *(f"  warning: {text}" for text in report.warnings)])
 
 
 def _left_out(report: TraceReport) -> str:
-    parts = [f"{count} {what}" for count, what in ((report.num_skipped, "bad rows skipped"),
-                                                   (report.num_failed, "failed requests left out")) if count]
+    parts = [
+        f"{count} {what}"
+        for count, what in ((report.num_skipped, "bad rows skipped"), (report.num_failed, "failed requests left out"))
+        if count
+    ]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -178,8 +195,10 @@ def _number(value: float | None) -> str:
 
 
 def _curve_lines(report: TraceReport) -> list[str]:
-    lines = [f"  prefix hits, LRU, blocks of {report.prefix_block_size} tokens ({report.distinct_blocks} distinct)",
-             f"  {'capacity':>10}{'blocks':>10}{'tokens':>10}"]
+    lines = [
+        f"  prefix hits, LRU, blocks of {report.prefix_block_size} tokens ({report.distinct_blocks} distinct)",
+        f"  {'capacity':>10}{'blocks':>10}{'tokens':>10}",
+    ]
     bound = report.prefix_hits[-1].hit_blocks or 1
     for hits in report.prefix_hits:
         name = "infinite" if hits.capacity is None else str(hits.capacity)
@@ -199,7 +218,7 @@ def picture(report: TraceReport, path: str | Path) -> None:
     finite = [hits for hits in report.prefix_hits if hits.capacity is not None]
     sizes = [hits.capacity or 0 for hits in finite]
     for label, attribute in (("blocks", "block_hit_rate"), ("tokens", "token_hit_rate")):
-        line, = axes.plot(sizes, [getattr(hits, attribute) for hits in finite], marker="o", label=label)
+        (line,) = axes.plot(sizes, [getattr(hits, attribute) for hits in finite], marker="o", label=label)
         for hits in report.prefix_hits:
             if hits.capacity is None:
                 axes.axhline(getattr(hits, attribute), linestyle="--", color=line.get_color(), linewidth=1)

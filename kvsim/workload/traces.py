@@ -91,7 +91,15 @@ class Trace:
 
 
 _COLUMNS = (
-    "arrival_ns", "prompt", "output", "max_output", "prefix_group", "prefix_tokens", "n", "priority", "session",
+    "arrival_ns",
+    "prompt",
+    "output",
+    "max_output",
+    "prefix_group",
+    "prefix_tokens",
+    "n",
+    "priority",
+    "session",
     "file_rank",
 )
 
@@ -210,8 +218,11 @@ def _format_of(path: str, first: str) -> str:
         scores[name] += sum(bool(c.normal_names & found) for c in columns if c.fills in ("prompt", "output"))
     best = max(scores, key=lambda name: scores[name])
     if not scores[best]:
-        fail(path, f"is no known trace: its first line is {first.strip()[:80]!r}. A trace begins with a JSON object or "
-             f"with column names, such as arrival_s,prompt_tokens,output_tokens; formats: {', '.join(FORMATS)}")
+        fail(
+            path,
+            f"is no known trace: its first line is {first.strip()[:80]!r}. A trace begins with a JSON object or "
+            f"with column names, such as arrival_s,prompt_tokens,output_tokens; formats: {', '.join(FORMATS)}",
+        )
     return best
 
 
@@ -225,8 +236,16 @@ def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: b
     if trace_format in _FROM_ZERO and len(columns["arrival_ns"]):
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
     notes = table.notes(errors.path)
-    return Trace(errors.path, trace_format, columns.pop("arrival_ns", None), columns.pop("prompt"),
-                 columns.pop("output"), num_failed=table.num_failed, notes=notes, **columns)  # type: ignore[arg-type]
+    return Trace(
+        errors.path,
+        trace_format,
+        columns.pop("arrival_ns", None),
+        columns.pop("prompt"),
+        columns.pop("output"),
+        num_failed=table.num_failed,
+        notes=notes,
+        **columns,
+    )  # type: ignore[arg-type]
 
 
 def _places(path: str, trace_format: str, header: list[str], needs_times: bool) -> dict[str, tuple[int, Column]]:
@@ -236,13 +255,17 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
     for column in _CSV_FORMATS[trace_format]:
         found = [index for index, name in enumerate(names) if name in column.normal_names]
         if len(found) > 1:
-            fail(path, f"column {column.names[0]!r} is there {len(found)} times, as "
-                 f"{listed(header[index] for index in found)}; keep one")
+            fail(
+                path,
+                f"column {column.names[0]!r} is there {len(found)} times, as "
+                f"{listed(header[index] for index in found)}; keep one",
+            )
         if found:
             places[column.fills] = (found[0], column)
         elif column.required and (needs_times or column.fills != "arrival_ns" or trace_format != "csv"):
-            fail(path, f"column {column.names[0]!r} is missing (read as {trace_format}); "
-                 f"columns found: {listed(header)}")
+            fail(
+                path, f"column {column.names[0]!r} is missing (read as {trace_format}); columns found: {listed(header)}"
+            )
     if "prefix_tokens" in places and "prefix_group" not in places:
         fail(path, "column 'prefix_tokens' needs a column 'prefix_group' that says whose prefix it is")
     if "prefix_group" in places and "prefix_tokens" not in places:
@@ -463,14 +486,16 @@ def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None)
         except BadRow as bad:
             errors.report(f"row {number}", bad)
     prompt = np.array(lines.prompts, dtype=np.int64)
-    trace = Trace(errors.path, "mooncake", np.array(lines.times, dtype=np.int64), prompt,
-                  np.array(lines.outputs, dtype=np.int64))
+    trace = Trace(
+        errors.path, "mooncake", np.array(lines.times, dtype=np.int64), prompt, np.array(lines.outputs, dtype=np.int64)
+    )
     if not lines.ids:
         return trace
     offsets = np.array(lines.offsets, dtype=np.int64)
     size, notes = _hash_block_size(errors.path, prompt, np.diff(offsets), hash_block_size)
-    return replace(trace, hash_ids=np.array(lines.ids, dtype=np.int64), hash_offsets=offsets,
-                   hash_block_size=size, notes=notes)
+    return replace(
+        trace, hash_ids=np.array(lines.ids, dtype=np.int64), hash_offsets=offsets, hash_block_size=size, notes=notes
+    )
 
 
 def _object(line: str) -> Mapping[str, Any]:
@@ -498,13 +523,18 @@ def _hash_block_size(path: str, prompt: Ints, num_ids: Ints, stated: int | None)
     size = max(fits, key=lambda candidate: fits[candidate])
     notes = []
     if stated is None and fits[size] * 2 < len(prompt):
-        fail(path, f"its hash_ids fit no known block size (row 1: {prompt[0]} tokens, {num_ids[0]} ids); "
-             "set hash_block_size to the tokens one id stands for")
+        fail(
+            path,
+            f"its hash_ids fit no known block size (row 1: {prompt[0]} tokens, {num_ids[0]} ids); "
+            "set hash_block_size to the tokens one id stands for",
+        )
     if stated is None and size != MOONCAKE_BLOCK:
         notes.append(f"{path}: hash_block_size {size} was found from the rows")
     if odd := len(prompt) - fits[size]:
-        notes.append(f"{path}: {odd} rows do not have one hash id per {size} tokens; "
-                     "missing ids count as unshared text, surplus ones stand for no token")
+        notes.append(
+            f"{path}: {odd} rows do not have one hash id per {size} tokens; "
+            "missing ids count as unshared text, surplus ones stand for no token"
+        )
     return size, tuple(notes)
 
 
@@ -530,8 +560,15 @@ def _load_sharegpt(text: TextIO, errors: RowErrors, chars_per_token: float) -> T
     notes = [f"{errors.path}: lengths are estimates, {chars_per_token:g} characters per token"]
     if num_failed:
         notes.append(f"{errors.path}: {num_failed} conversations without a first exchange skipped")
-    return Trace(errors.path, "sharegpt", None, columns[:, 0].copy(), columns[:, 1].copy(),
-                 num_failed=num_failed, notes=tuple(notes))
+    return Trace(
+        errors.path,
+        "sharegpt",
+        None,
+        columns[:, 0].copy(),
+        columns[:, 1].copy(),
+        num_failed=num_failed,
+        notes=tuple(notes),
+    )
 
 
 def _tokens(num_chars: int, chars_per_token: float) -> int:
@@ -632,8 +669,11 @@ def window(trace: Trace, start_s: float, end_s: float) -> Trace:
     end = min(round(min(end_s, MAX_SECONDS) * NS_PER_S), 2**63 - 1)
     rows = np.flatnonzero((times >= start) & (times < end))
     if not len(rows):
-        fail(trace.path, f"no request in window [{start_s}, {end_s}]; "
-             f"the trace runs from {times[0] / NS_PER_S:g} to {times[-1] / NS_PER_S:g} s")
+        fail(
+            trace.path,
+            f"no request in window [{start_s}, {end_s}]; "
+            f"the trace runs from {times[0] / NS_PER_S:g} to {times[-1] / NS_PER_S:g} s",
+        )
     part = trace.take(rows)
     return replace(part, arrival_ns=times[rows] - start)
 

@@ -16,8 +16,18 @@ from kvsim.workload.streams import mix
 from kvsim.workload.trace_files import BadRow, parse_int, parse_seconds
 
 KEYS = (
-    "id", "arrival_s", "prompt_tokens", "output_tokens", "max_output_tokens", "prefix_group", "prefix_tokens",
-    "n", "beam_width", "priority", "session", "abort_s",
+    "id",
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "max_output_tokens",
+    "prefix_group",
+    "prefix_tokens",
+    "n",
+    "beam_width",
+    "priority",
+    "session",
+    "abort_s",
 )
 
 

@@ -28,8 +28,13 @@ def gemm_rows(noise: float = 0.0) -> list[dict[str, object]]:
     rng = np.random.default_rng(1)
     common = {"gpu": "X1", "framework": "vllm", "version": "1.0", "kernel": "mm", "op": "gemm", "dtype": "bf16"}
     return [
-        common | {"tokens": tokens, "n": n, "k": k,
-                  "latency_us": gemm_us(tokens, n, k) * float(np.exp(noise * rng.standard_normal()))}
+        common
+        | {
+            "tokens": tokens,
+            "n": n,
+            "k": k,
+            "latency_us": gemm_us(tokens, n, k) * float(np.exp(noise * rng.standard_normal())),
+        }
         for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336))
         for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     ]

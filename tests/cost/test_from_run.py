@@ -38,7 +38,8 @@ def test_gaps_count_the_steps_between_events() -> None:
     kernel_us, is_mixed = np.array([10.0, 20.0, 30.0, 40.0]), np.array([False, True, False, False])
     events, steps = {"a": 1.0, "b": 1.5, "c": 3.0}, {"a": 0, "b": 1, "c": 3}
     assert gaps_between_events(events, steps, kernel_us, is_mixed) == [
-        Gap(pytest.approx(5e5), 20.0, 0, 1), Gap(pytest.approx(1.5e6), 70.0, 2, 0)
+        Gap(pytest.approx(5e5), 20.0, 0, 1),
+        Gap(pytest.approx(1.5e6), 70.0, 2, 0),
     ]
 
 
@@ -52,7 +53,10 @@ class TenMilliseconds:
 def bench(path: Path, step_s: float, num: int = 3, output: int = 40) -> Path:
     """Requests that start together and decode in lockstep."""
     data = {
-        "model_id": "llama-3.1-8b", "input_lens": [100] * num, "start_times": [0.0] * num, "ttfts": [0.05] * num,
+        "model_id": "llama-3.1-8b",
+        "input_lens": [100] * num,
+        "start_times": [0.0] * num,
+        "ttfts": [0.05] * num,
         "itls": [[step_s] * (output - 1)] * num,
     }
     path.write_text(json.dumps(data))

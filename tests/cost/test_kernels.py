@@ -102,8 +102,10 @@ def test_the_block_table_costs_what_it_says() -> None:
     shape = StepShape(8, 8000, num_table_updates=8, num_table_rows=8, num_table_entries=500, num_alloc_decisions=8)
     bare = COSTS["a100"].step_ns(decode(8, 1000))
     # a100: 32 GB/s x 0.8; one copy call 2.3 us; entries of 4 bytes
-    by_mode = {mode: KernelCost.from_profile("a100", LLAMA, block_size=16, overhead_us=0.0, table_sync=mode)
-               for mode in ("on_change", "every_step", "device")}
+    by_mode = {
+        mode: KernelCost.from_profile("a100", LLAMA, block_size=16, overhead_us=0.0, table_sync=mode)
+        for mode in ("on_change", "every_step", "device")
+    }
     extra = {mode: cost.step_ns(shape) - bare for mode, cost in by_mode.items()}
     assert extra["on_change"] == pytest.approx(2300 + 8 * 4 / 25.6, abs=1)
     assert extra["every_step"] == pytest.approx(2300 + 500 * 4 / 25.6, abs=1)
@@ -155,8 +157,10 @@ def test_a_model_without_dimensions_is_refused() -> None:
 def test_tensor_parallelism_needs_all_reduce_measurements() -> None:
     with pytest.raises(ScenarioError, match="all_reduce"):
         KernelCost.from_profile("rtx4090", LLAMA, tensor_parallel_size=2)
-    one, two = (KernelCost.from_profile("h100", load_model("llama-3.1-70b"), tensor_parallel_size=n).step_ns(
-        decode(32, 1000)) for n in (2, 4))
+    one, two = (
+        KernelCost.from_profile("h100", load_model("llama-3.1-70b"), tensor_parallel_size=n).step_ns(decode(32, 1000))
+        for n in (2, 4)
+    )
     assert two < one < 2 * two
 
 

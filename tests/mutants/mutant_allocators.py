@@ -581,6 +581,3 @@ class QueriesTouch(Unaudited):
                 self.pool.free.remove(block_id)
                 self.pool.free.extend([block_id])
         return match
-
-
-

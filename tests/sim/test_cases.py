@@ -1,4 +1,4 @@
-"""Public bug reports with worked-out answers, on the `paged` engine: values by hand, every law checked at every step."""
+"""Public bug reports with worked-out answers on the `paged` engine: values by hand, all laws checked at every step."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def test_constant_batch_and_infinite_rate() -> None:
 
 @given(
     kind=st.sampled_from(["poisson", "gamma", "constant", "batch"]),
-    short=st.integers(0, 40), more=st.integers(0, 40), seed=st.integers(0, 99),
+    short=st.integers(0, 40),
+    more=st.integers(0, 40),
+    seed=st.integers(0, 99),
 )
 def test_longer_runs_begin_like_shorter_ones(kind: str, short: int, more: int, seed: int) -> None:
     keys = {"type": kind, "burstiness": 0.5, "batch_size": 3, "request_rate": 7.0}
@@ -56,11 +58,20 @@ def test_longer_runs_begin_like_shorter_ones(kind: str, short: int, more: int, s
     assert many.dtype == np.int64
 
 
-@pytest.mark.parametrize("keys", [
-    {"request_rate": 0}, {"request_rate": -1}, {"request_rate": float("nan")}, {"request_rate": 1e-300},
-    {"type": "gamma", "burstiness": 0}, {"type": "batch", "batch_size": 0}, {"type": "trace"}, {"type": "uniform"},
-    {"type": "batch", "batch_size": 1, "interval": -1},
-])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"request_rate": 0},
+        {"request_rate": -1},
+        {"request_rate": float("nan")},
+        {"request_rate": 1e-300},
+        {"type": "gamma", "burstiness": 0},
+        {"type": "batch", "batch_size": 0},
+        {"type": "trace"},
+        {"type": "uniform"},
+        {"type": "batch", "batch_size": 1, "interval": -1},
+    ],
+)
 def test_nonsense_is_refused(keys: dict[str, object]) -> None:
     with pytest.raises(ScenarioError, match=r"workload\.arrivals"):
         draw(10, **keys)

@@ -13,8 +13,13 @@ from kvsim.workload.beam import beam_policy, children, parents
 THETAS = st.sampled_from([0.0, 0.1, 1.0, 5.0, 700.0, float("inf")])
 
 
-@given(seed=st.integers(0, 2**63 - 1), step=st.integers(0, 5000), beams=st.integers(1, 9), width=st.integers(1, 9),
-       theta=THETAS)
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    step=st.integers(0, 5000),
+    beams=st.integers(1, 9),
+    width=st.integers(1, 9),
+    theta=THETAS,
+)
 def test_survivors_are_as_many_as_the_width(seed: int, step: int, beams: int, width: int, theta: float) -> None:
     counts = children(seed, step, beams, width, theta)
     assert len(counts) == beams

@@ -48,10 +48,14 @@ def test_the_same_seed_gives_the_same_requests() -> None:
 
 
 EXTRAS: list[dict[str, Any]] = [
-    {}, {"sampling": {"n": 3, "lengths": "independent"}}, {"priorities": {0: 1, 5: 2}}, {"abort": {"probability": 0.5}},
+    {},
+    {"sampling": {"n": 3, "lengths": "independent"}},
+    {"priorities": {0: 1, 5: 2}},
+    {"abort": {"probability": 0.5}},
     {"content": {"system_prompt": {"num_groups": 3}, "few_shot": {"num_groups": 2}, "num_loras": 2}},
     {"lengths": {"type": "preset", "name": "alpaca", "max_total": 70}},
-    {"arrivals": {"type": "gamma", "burstiness": 0.3}}, {"max_output_tokens": 100},
+    {"arrivals": {"type": "gamma", "burstiness": 0.3}},
+    {"max_output_tokens": 100},
 ]
 
 
@@ -103,9 +107,14 @@ def test_beam_requests_have_seeds_of_their_own() -> None:
 
 
 def test_system_prompts_and_examples_are_shared_by_group() -> None:
-    taken = requests(num_requests=2000, lengths=FIXED, content={
-        "system_prompt": {"num_groups": 3, "zipf": 1.0, "tokens": 64},
-        "few_shot": {"num_groups": 2, "num_examples": 2, "example_tokens": 10}})
+    taken = requests(
+        num_requests=2000,
+        lengths=FIXED,
+        content={
+            "system_prompt": {"num_groups": 3, "zipf": 1.0, "tokens": 64},
+            "few_shot": {"num_groups": 2, "num_examples": 2, "example_tokens": 10},
+        },
+    )
     assert {r.prompt_len for r in taken} == {64 + 20 + 100}
     groups = Counter(r.prompt.content(0, 64) for r in taken)
     shares = [count for _, count in groups.most_common()]
@@ -115,15 +124,25 @@ def test_system_prompts_and_examples_are_shared_by_group() -> None:
 
 
 def test_the_sources_of_texts_do_not_overlap() -> None:
-    kinds = [content.OWN_TEXT, content.SYSTEM_PROMPT, content.FEW_SHOT, content.SESSION_TEXT, content.HASH_TEXT,
-             content.PREFIX_GROUP]
+    kinds = [
+        content.OWN_TEXT,
+        content.SYSTEM_PROMPT,
+        content.FEW_SHOT,
+        content.SESSION_TEXT,
+        content.HASH_TEXT,
+        content.PREFIX_GROUP,
+    ]
     assert len({kind >> 40 for kind in kinds}) == len(kinds)
     assert all(kind < 2**48 for kind in kinds)
 
 
 def test_priorities_aborts_and_loras() -> None:
-    taken = requests(num_requests=4000, priorities={0: 0.25, 3: 0.75}, content={"num_loras": 4},
-                     abort={"probability": 0.5, "after": 2.0, "distribution": "constant"})
+    taken = requests(
+        num_requests=4000,
+        priorities={0: 0.25, 3: 0.75},
+        content={"num_loras": 4},
+        abort={"probability": 0.5, "after": 2.0, "distribution": "constant"},
+    )
     assert Counter(r.priority for r in taken)[0] == pytest.approx(1000, rel=0.1)
     assert {r.namespace.lora for r in taken} == {f"lora-{i}" for i in range(4)}
     aborted = [r for r in taken if r.abort_ns is not None]
@@ -146,8 +165,11 @@ def test_sessions_end_at_the_context_and_can_be_truncated() -> None:
 def mooncake(tmp_path: Path) -> str:
     rows = [(0, 1000, [0, 1]), (5, 1536, [0, 1, 2]), (9, 600, [3, 1])]
     path = tmp_path / "m.jsonl"
-    path.write_text("\n".join(json.dumps(
-        {"timestamp": t, "input_length": p, "output_length": 3, "hash_ids": ids}) for t, p, ids in rows))
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": t, "input_length": p, "output_length": 3, "hash_ids": ids}) for t, p, ids in rows
+        )
+    )
     return str(path)
 
 
@@ -178,13 +200,18 @@ def test_a_trace_without_times_needs_arrivals(tmp_path: Path) -> None:
 
 def test_columns_of_a_plain_csv_reach_the_requests(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
-    path.write_text("arrival_s,prompt_tokens,output_tokens,max_output_tokens,prefix_group,prefix_tokens,n,priority\n"
-                    "0,100,5,50,a,64,2,1\n1,80,5,,a,64,,\n2,64,5,5,a,64,1,0\n")
+    path.write_text(
+        "arrival_s,prompt_tokens,output_tokens,max_output_tokens,prefix_group,prefix_tokens,n,priority\n"
+        "0,100,5,50,a,64,2,1\n1,80,5,,a,64,,\n2,64,5,5,a,64,1,0\n"
+    )
     a, b, c = requests_in(tmp_path, trace="p.csv")
     assert a.prompt.content(0, 64) == b.prompt.content(0, 64) == c.prompt.content(0, 64)
     assert a.prompt.content(64, 80) != b.prompt.content(64, 80)
     assert [(r.prompt_len, r.max_output_len, r.sampling.n, r.priority) for r in (a, b, c)] == [
-        (100, 50, 2, 1), (80, 5, 1, 0), (64, 5, 1, 0)]
+        (100, 50, 2, 1),
+        (80, 5, 1, 0),
+        (64, 5, 1, 0),
+    ]
 
 
 def requests_in(folder: Path, **block: Any) -> list[Request]:
@@ -202,30 +229,51 @@ def test_knobs_are_applied_in_order(tmp_path: Path) -> None:
 
 
 def test_requests_written_out() -> None:
-    a, b = requests(requests=[
-        {"id": "A", "prompt_tokens": 8, "output_tokens": 9, "prefix_group": "x", "prefix_tokens": 4, "abort_s": 3},
-        {"prompt_tokens": 6, "output_tokens": 2, "arrival_s": 1.5, "beam_width": 2, "max_output_tokens": 7,
-         "prefix_group": "x", "prefix_tokens": 4}])
+    a, b = requests(
+        requests=[
+            {"id": "A", "prompt_tokens": 8, "output_tokens": 9, "prefix_group": "x", "prefix_tokens": 4, "abort_s": 3},
+            {
+                "prompt_tokens": 6,
+                "output_tokens": 2,
+                "arrival_s": 1.5,
+                "beam_width": 2,
+                "max_output_tokens": 7,
+                "prefix_group": "x",
+                "prefix_tokens": 4,
+            },
+        ]
+    )
     assert (a.request_id, a.abort_ns, b.request_id, b.arrival_ns) == ("A", 3 * NS_PER_S, "1", 1_500_000_000)
     assert (b.sampling.beam_width, b.max_output_len) == (2, 7)
     assert a.prompt.content(0, 4) == b.prompt.content(0, 4)
     assert a.prompt.content(0, 5) != b.prompt.content(0, 5)
 
 
-@pytest.mark.parametrize(("block", "words"), [
-    ({"blok": 1}, "blok"), ({"lengths": {"nam": "x"}}, "did you mean 'name'"), ({"num_requests": 0}, "num_requests"),
-    ({"max_concurrency": 0}, "max_concurrency"), ({"sampling": {"n": 0}}, "sampling"),
-    ({"sampling": {"n": 2, "beam_width": 2}}, "sampling"),
-    ({"sessions": {"num_turns": 2, "mean_turns": 2}}, "sessions"),
-    ({"sessions": {"num_turns": 0}}, "sessions"), ({"sessions": {}, "sampling": {"n": 2}}, "session"),
-    ({"priorities": {0: 0.0}}, "priorities"), ({"abort": {"probability": 2.0}}, "abort"),
-    ({"content": {"system_prompt": {"num_groups": 0}}}, "num_groups"),
-    ({"content": {"system_prompt": {"zipf": -1.0}}}, "zipf"), ({"trace": "/nowhere.csv"}, "nowhere"),
-    ({"requests": [{"prompt_tokens": 0, "output_tokens": 1}]}, "prompt_tokens"),
-    ({"requests": [{"prompt_tokens": 1}]}, "output_tokens"), ({"requests": [{"promt_tokens": 1}]}, "did you mean"),
-    ({"requests": [{"id": 1, "prompt_tokens": 1, "output_tokens": 1}] * 2}, "twice"),
-    ({"arrivals": {"type": "trace"}}, "trace"), ({"arrivals": 3}, "arrivals"),
-])
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({"blok": 1}, "blok"),
+        ({"lengths": {"nam": "x"}}, "did you mean 'name'"),
+        ({"num_requests": 0}, "num_requests"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"sampling": {"n": 0}}, "sampling"),
+        ({"sampling": {"n": 2, "beam_width": 2}}, "sampling"),
+        ({"sessions": {"num_turns": 2, "mean_turns": 2}}, "sessions"),
+        ({"sessions": {"num_turns": 0}}, "sessions"),
+        ({"sessions": {}, "sampling": {"n": 2}}, "session"),
+        ({"priorities": {0: 0.0}}, "priorities"),
+        ({"abort": {"probability": 2.0}}, "abort"),
+        ({"content": {"system_prompt": {"num_groups": 0}}}, "num_groups"),
+        ({"content": {"system_prompt": {"zipf": -1.0}}}, "zipf"),
+        ({"trace": "/nowhere.csv"}, "nowhere"),
+        ({"requests": [{"prompt_tokens": 0, "output_tokens": 1}]}, "prompt_tokens"),
+        ({"requests": [{"prompt_tokens": 1}]}, "output_tokens"),
+        ({"requests": [{"promt_tokens": 1}]}, "did you mean"),
+        ({"requests": [{"id": 1, "prompt_tokens": 1, "output_tokens": 1}] * 2}, "twice"),
+        ({"arrivals": {"type": "trace"}}, "trace"),
+        ({"arrivals": 3}, "arrivals"),
+    ],
+)
 def test_nonsense_is_refused(block: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
         build_source(block)

@@ -23,8 +23,11 @@ MEASURED = {
     "alpaca": ("alpaca_subset_lengths.csv", "prompt_tokens", "output_tokens"),
     "azure_conv": ("azure2023/AzureLLMInferenceTrace_conv.csv", "ContextTokens", "GeneratedTokens"),
     "mooncake_conversation": ("mooncake/conversation_trace.jsonl", "input_length", "output_length"),
-    "arxiv_summarization": ("vidur/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.every10th.csv",
-                            "num_prefill_tokens", "num_decode_tokens"),
+    "arxiv_summarization": (
+        "vidur/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.every10th.csv",
+        "num_prefill_tokens",
+        "num_decode_tokens",
+    ),
 }
 
 
@@ -68,10 +71,13 @@ def test_lognormal_takes_the_moments_of_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("rho", [-0.8, -0.3, 0.5])
-@pytest.mark.parametrize("shape", [
-    {"type": "lognormal", "prompt_mean": 900, "prompt_std": 900, "output_mean": 900, "output_std": 900},
-    {"type": "uniform", "prompt": (1, 5000), "output": (1, 5000)},
-])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"type": "lognormal", "prompt_mean": 900, "prompt_std": 900, "output_mean": 900, "output_std": 900},
+        {"type": "uniform", "prompt": (1, 5000), "output": (1, 5000)},
+    ],
+)
 def test_a_correlation_is_met(rho: float, shape: dict[str, object]) -> None:
     assert spearman(*draw(correlation=rho, **shape)) == pytest.approx(rho, abs=0.02)
 
@@ -132,15 +138,25 @@ def test_longer_runs_begin_like_shorter_ones(spec: dict[str, object], short: int
     assert all((a == b[:short]).all() for a, b in zip(few, many, strict=True))
 
 
-@pytest.mark.parametrize("keys", [
-    {"type": "fixed", "prompt": 0, "output": 1}, {"type": "fixed", "output": 1}, {"type": "fixed", "prompt": (1, 2)},
-    {"type": "uniform", "prompt": (5, 3), "output": (1, 1)}, {"type": "uniform", "prompt": 5, "output": (1, 1)},
-    {"type": "normal", "prompt_mean": 5}, {"type": "normal", "prompt_mean": float("nan"), "output_mean": 5},
-    {"type": "normal", "prompt_mean": 5, "prompt_std": -1, "output_mean": 5},
-    {"type": "preset", "name": "sharegtp"}, {"type": "preset", "name": "alpaca", "correlation": 0.5},
-    {"type": "preset", "name": "alpaca", "prompt_mean": 0}, {"type": "preset", "max_total": 1},
-    {"type": "other"}, {"type": "lognormal", "prompt_mean": 5, "output_mean": 5, "correlation": 2},
-])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"type": "fixed", "prompt": 0, "output": 1},
+        {"type": "fixed", "output": 1},
+        {"type": "fixed", "prompt": (1, 2)},
+        {"type": "uniform", "prompt": (5, 3), "output": (1, 1)},
+        {"type": "uniform", "prompt": 5, "output": (1, 1)},
+        {"type": "normal", "prompt_mean": 5},
+        {"type": "normal", "prompt_mean": float("nan"), "output_mean": 5},
+        {"type": "normal", "prompt_mean": 5, "prompt_std": -1, "output_mean": 5},
+        {"type": "preset", "name": "sharegtp"},
+        {"type": "preset", "name": "alpaca", "correlation": 0.5},
+        {"type": "preset", "name": "alpaca", "prompt_mean": 0},
+        {"type": "preset", "max_total": 1},
+        {"type": "other"},
+        {"type": "lognormal", "prompt_mean": 5, "output_mean": 5, "correlation": 2},
+    ],
+)
 def test_nonsense_is_refused(keys: dict[str, object]) -> None:
     with pytest.raises(ScenarioError, match="lengths"):
         draw(10, **keys)

@@ -77,8 +77,16 @@ def test_a_larger_cache_finds_no_less(requests: list[list[int]]) -> None:
 
 def grouped(prompts: list[int], prefix: list[int], group: list[int], session: list[int] | None = None) -> Trace:
     columns = [np.array(values, dtype=np.int64) for values in (prompts, prefix, group, session or [-1] * len(prompts))]
-    return Trace("t", "csv", None, columns[0], np.ones_like(columns[0]), prefix_tokens=columns[1],
-                 prefix_group=columns[2], session=columns[3] if session else None)
+    return Trace(
+        "t",
+        "csv",
+        None,
+        columns[0],
+        np.ones_like(columns[0]),
+        prefix_tokens=columns[1],
+        prefix_group=columns[2],
+        session=columns[3] if session else None,
+    )
 
 
 def test_k49_what_a_shared_system_prompt_saves() -> None:
@@ -133,7 +141,10 @@ def test_mooncake_conversation_touched_first_to_last() -> None:
     row = next(row for row in reference if row["order"] == "fwd" and row["capacity"] == 10_000)
     hits = prefix_hits(trace, 10_000, "fwd")
     assert (hits.hit_blocks, hits.hit_tokens, hits.num_evictions) == (
-        row["hit_blocks"], row["hit_tokens"], row["evictions"])
+        row["hit_blocks"],
+        row["hit_tokens"],
+        row["evictions"],
+    )
 
 
 @needs_shared

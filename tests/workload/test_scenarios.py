@@ -57,8 +57,9 @@ def test_a_shared_part_below_a_block_saves_nothing(tmp_path: Path) -> None:
 
 def test_the_cache_decides_an_agents_first_token(tmp_path: Path) -> None:
     cached = run("agent-loop", tmp_path / "a", "memory.kv_cache_memory_bytes=24GiB")
-    without = run("agent-loop", tmp_path / "b", "memory.kv_cache_memory_bytes=24GiB",
-                  "allocator.enable_prefix_caching=false")
+    without = run(
+        "agent-loop", tmp_path / "b", "memory.kv_cache_memory_bytes=24GiB", "allocator.enable_prefix_caching=false"
+    )
     assert hit_rate(cached) > 0.8
     assert cached["mean_ttft_ms"] < without["mean_ttft_ms"] / 2
 
@@ -77,7 +78,9 @@ def test_equal_samples_share_more_than_independent_ones(tmp_path: Path) -> None:
 
 
 def test_theta_makes_beams_share(tmp_path: Path) -> None:
-    peaks = [run("beam-search", tmp_path / theta, f"workload.sampling.theta={theta}")["kv"]["free"]
-             for theta in ("0", "0.5", "2")]
+    peaks = [
+        run("beam-search", tmp_path / theta, f"workload.sampling.theta={theta}")["kv"]["free"]
+        for theta in ("0", "0.5", "2")
+    ]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[-1]

@@ -70,12 +70,14 @@ def test_never_more_than_max_concurrency_and_nobody_is_lost(arrivals: list[int],
 
 
 def test_a_turn_contains_the_history_and_waits_for_the_answer() -> None:
-    source = build_source({
-        "num_requests": 3,
-        "arrivals": {"type": "batch"},
-        "lengths": {"type": "fixed", "prompt": 100, "output": 7},
-        "sessions": {"num_turns": 3, "think_time": 2.0, "think_time_distribution": "constant"},
-    })
+    source = build_source(
+        {
+            "num_requests": 3,
+            "arrivals": {"type": "batch"},
+            "lengths": {"type": "fixed", "prompt": 100, "output": 7},
+            "sessions": {"num_turns": 3, "think_time": 2.0, "think_time_distribution": "constant"},
+        }
+    )
     assert source.num_left == 3
     (first,) = source.take_due(0)
     assert source.next_ns() is None
@@ -97,7 +99,11 @@ def test_rows_of_one_session_follow_each_other(tmp_path) -> None:  # type: ignor
     source = build_source({"trace": str(path)})
     taken = serve(source, service_ns=10)
     assert [(now, r.request_id, r.prompt_len) for now, r in taken] == [
-        (0, "0", 10), (2, "2", 9), (10, "1", 30), (10**9, "3", 60)]
+        (0, "0", 10),
+        (2, "2", 9),
+        (10, "1", 30),
+        (10**9, "3", 60),
+    ]
     first, second = taken[0][1], taken[2][1]
     assert first.output is not None
     assert second.prompt.content(0, 15) == (first.prompt + first.output).content(0, 15)

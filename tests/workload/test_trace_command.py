@@ -34,31 +34,61 @@ def test_json_has_the_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-AZURE, MOONCAKE, VIDUR = (str(SAMPLES / f"{name}-sample.{end}") for name, end in (
-    ("azure", "csv"), ("mooncake", "jsonl"), ("vidur", "csv")))
+AZURE, MOONCAKE, VIDUR = (
+    str(SAMPLES / f"{name}-sample.{end}") for name, end in (("azure", "csv"), ("mooncake", "jsonl"), ("vidur", "csv"))
+)
 
 
-@pytest.mark.parametrize("args", [
-    ["/nowhere.csv"], [str(SAMPLES)], [str(SAMPLES / "README.md")], ["/dev/zero"], [AZURE, "--format", "x"],
-    [AZURE, "--picture", "hits.png"], [MOONCAKE, "--capacity", "0"], [MOONCAKE, "--capacity", "many"],
-    [VIDUR, "--to", "x.jsonl"], [AZURE, "--to", "/proc/x.csv"], [MOONCAKE, "--block-size", "0"],
-    [AZURE, "--on-bad-row", "ignore"],
-])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["/nowhere.csv"],
+        [str(SAMPLES)],
+        [str(SAMPLES / "README.md")],
+        ["/dev/zero"],
+        [AZURE, "--format", "x"],
+        [AZURE, "--picture", "hits.png"],
+        [MOONCAKE, "--capacity", "0"],
+        [MOONCAKE, "--capacity", "many"],
+        [VIDUR, "--to", "x.jsonl"],
+        [AZURE, "--to", "/proc/x.csv"],
+        [MOONCAKE, "--block-size", "0"],
+        [AZURE, "--on-bad-row", "ignore"],
+    ],
+)
 def test_what_cannot_be_done_is_one_message(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *args]) == 2
     assert capsys.readouterr().err.count("error:") == 1
 
 
-@pytest.mark.parametrize(("name", "target"), [
-    ("plain-sample.csv", "copy.csv"), ("sessions-sample.csv", "copy.csv"), ("mooncake-sample.jsonl", "copy.jsonl"),
-    ("vidur-sample.csv", "copy.csv"), ("azure-sample.csv", "copy.csv"), ("azure-sample.csv", "copy.jsonl"),
-])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("plain-sample.csv", "copy.csv"),
+        ("sessions-sample.csv", "copy.csv"),
+        ("mooncake-sample.jsonl", "copy.jsonl"),
+        ("vidur-sample.csv", "copy.csv"),
+        ("azure-sample.csv", "copy.csv"),
+        ("azure-sample.csv", "copy.jsonl"),
+    ],
+)
 def test_a_converted_trace_is_the_same(name: str, target: str, tmp_path: Path) -> None:
     trace = load_trace(SAMPLES / name, needs_times=False)
     write_trace(trace, tmp_path / target)
     copy = load_trace(tmp_path / target, needs_times=False)
-    for column in ("arrival_ns", "prompt", "output", "max_output", "prefix_tokens", "n", "priority", "session",
-                   "prefix_group", "hash_ids", "hash_offsets"):
+    for column in (
+        "arrival_ns",
+        "prompt",
+        "output",
+        "max_output",
+        "prefix_tokens",
+        "n",
+        "priority",
+        "session",
+        "prefix_group",
+        "hash_ids",
+        "hash_offsets",
+    ):
         before, after = getattr(trace, column), getattr(copy, column)
         assert (before is None) == (after is None), column
         assert before is None or before.tolist() == after.tolist(), column

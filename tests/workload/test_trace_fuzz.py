@@ -16,20 +16,42 @@ from kvsim.workload.traces import FORMATS, load_trace
 
 SAMPLES = {
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
-             "2024-05-10 00:00:00.009930+00:00,396,109\r\n",
+    "2024-05-10 00:00:00.009930+00:00,396,109\r\n",
     "burstgpt": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-                "5,1,0.2,ChatGPT,472,18,490,Conversation log\n45,2,0.1,GPT-4,1087,0,1087,API log\n",
+    "5,1,0.2,ChatGPT,472,18,490,Conversation log\n45,2,0.1,GPT-4,1087,0,1087,API log\n",
     "vidur": "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,100,7\n1.25,2000,3\n",
     "csv": "arrival_s,prompt_tokens,output_tokens,max_output_tokens,prefix_group,prefix_tokens,n,priority,session\n"
-           "0.5,100,20,,a,64,2,1,\n1,90,2,50,,,,-1,s1\n",
+    "0.5,100,20,,a,64,2,1,\n1,90,2,50,,,,-1,s1\n",
     "mooncake": '{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}\n'
-                '{"timestamp": 27.5, "input_length": 512, "output_length": 1, "hash_ids": [0]}\n',
+    '{"timestamp": 27.5, "input_length": 512, "output_length": 1, "hash_ids": [0]}\n',
     "sharegpt": '[{"id": "a", "conversations": [{"from": "human", "value": "Hello there"}, '
-                '{"from": "gpt", "value": "Hi"}]}]',
+    '{"from": "gpt", "value": "Hi"}]}]',
 }
 NASTY = [
-    "", "nan", "inf", "-1", "0", "1e400", "9" * 5000, "2023-13-45 99:00:00", "{", "[" * 3000, '"', "\x00", "\ufeff",
-    "1,2", "1.5", "null", "true", "-0", "1_0", "٣", "9999-12-31 23:59:59", "0001-01-01 00:00:00+99:99", "\r", "é",
+    "",
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e400",
+    "9" * 5000,
+    "2023-13-45 99:00:00",
+    "{",
+    "[" * 3000,
+    '"',
+    "\x00",
+    "\ufeff",
+    "1,2",
+    "1.5",
+    "null",
+    "true",
+    "-0",
+    "1_0",
+    "٣",
+    "9999-12-31 23:59:59",
+    "0001-01-01 00:00:00+99:99",
+    "\r",
+    "é",
     "1e18",
 ]
 

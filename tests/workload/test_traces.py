@@ -138,8 +138,12 @@ def test_plain_csv_keeps_its_times_and_optional_columns(tmp_path: Path) -> None:
     trace = load(tmp_path, text)
     assert rows(trace) == [(2_500_000_000, 100, 20), (3_000_000_000, 90, 2), (4_000_000_000, 95, 2)]
     columns = {name: getattr(trace, name).tolist() for name in ("max_output", "prefix_group", "prefix_tokens", "n")}
-    assert columns == {"max_output": [20, 50, 50], "prefix_group": [0, -1, 0], "prefix_tokens": [64, 0, 32],
-                       "n": [2, 1, 1]}
+    assert columns == {
+        "max_output": [20, 50, 50],
+        "prefix_group": [0, -1, 0],
+        "prefix_tokens": [64, 0, 32],
+        "n": [2, 1, 1],
+    }
     assert trace.priority is not None
     assert trace.session is not None
     assert (trace.priority.tolist(), trace.session.tolist()) == ([1, -1, 0], [-1, 0, 0])
@@ -184,10 +188,12 @@ def test_hash_block_size_is_stated_or_found(tmp_path: Path) -> None:
 
 
 def test_sharegpt_lengths_are_estimated_from_characters(tmp_path: Path) -> None:
-    text = json.dumps([
-        {"id": "a", "conversations": [{"from": "human", "value": "x" * 40}, {"from": "gpt", "value": "y" * 10}]},
-        {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
-    ])
+    text = json.dumps(
+        [
+            {"id": "a", "conversations": [{"from": "human", "value": "x" * 40}, {"from": "gpt", "value": "y" * 10}]},
+            {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
+        ]
+    )
     trace = load(tmp_path, text)
     assert rows(trace) == [(None, 10, 2)]
     assert trace.num_failed == 1
@@ -195,16 +201,20 @@ def test_sharegpt_lengths_are_estimated_from_characters(tmp_path: Path) -> None:
     assert rows(load(tmp_path, "\n".join(map(json.dumps, json.loads(text))))) == [(None, 10, 2)]
 
 
-BAD_CELLS = [
-    ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,{},5\n", cell, "prompt_tokens")
-    for cell in ("0", "-3", "nan", "inf", "", "many", "1.5", "99999999999")
-] + [
-    ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n{},5,5\n", cell, "arrival_s")
-    for cell in ("-1", "nan", "soon", "1e18")
-] + [
-    ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n{},5,5\n", cell, "TIMESTAMP")
-    for cell in ("2023-13-01 00:00:00", "2023-01-01 25:00:00", "yesterday", "")
-]
+BAD_CELLS = (
+    [
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,{},5\n", cell, "prompt_tokens")
+        for cell in ("0", "-3", "nan", "inf", "", "many", "1.5", "99999999999")
+    ]
+    + [
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n{},5,5\n", cell, "arrival_s")
+        for cell in ("-1", "nan", "soon", "1e18")
+    ]
+    + [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n{},5,5\n", cell, "TIMESTAMP")
+        for cell in ("2023-13-01 00:00:00", "2023-01-01 25:00:00", "yesterday", "")
+    ]
+)
 
 
 @pytest.mark.parametrize(("text", "cell", "column"), BAD_CELLS)
@@ -291,10 +301,17 @@ def test_knobs() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda t: traces.window(t, 50, 60), lambda t: traces.window(t, 2, 2), lambda t: traces.first(t, 0),
-        lambda t: traces.at_speed(t, 0), lambda t: traces.at_speed(t, float("nan")), lambda t: traces.at_rate(t, -1),
-        lambda t: traces.repeated(t, 0), lambda t: traces.at_speed(t, 1e-12), lambda t: traces.repeated(t, 10**10),
-        lambda t: traces.at_rate(traces.first(t, 1), 2.0), lambda t: traces.window(t, float("nan"), 3),
+        lambda t: traces.window(t, 50, 60),
+        lambda t: traces.window(t, 2, 2),
+        lambda t: traces.first(t, 0),
+        lambda t: traces.at_speed(t, 0),
+        lambda t: traces.at_speed(t, float("nan")),
+        lambda t: traces.at_rate(t, -1),
+        lambda t: traces.repeated(t, 0),
+        lambda t: traces.at_speed(t, 1e-12),
+        lambda t: traces.repeated(t, 10**10),
+        lambda t: traces.at_rate(traces.first(t, 1), 2.0),
+        lambda t: traces.window(t, float("nan"), 3),
     ],
 )
 def test_knobs_that_make_no_sense(call: object) -> None:
