@@ -17,7 +17,7 @@ LADDER = (0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Rates around the recommended one, to see what happens beyond it."""
 BEYOND = 1.25
 """Where the check expects the SLO to be missed."""
-SLOWEST = 2.0**-12
+SLOWEST = 2.0**-7
 """Share of the scenario's rate below which no search goes."""
 
 

@@ -1,0 +1,226 @@
+"""Each answer flips when the workload is changed so that it should."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from kvsim.advise.block_size import best_block_size
+from kvsim.advise.cache import smallest_cache
+from kvsim.advise.lab import Lab
+from kvsim.advise.paging import is_paging_worth_it
+from kvsim.advise.rate import RateAnswer, highest_rate
+from kvsim.advise.sharing import sharing_saves
+from kvsim.advise.slo import describe_slo, parse_slo, with_slo
+from kvsim.advise.workload import rate_knob
+from kvsim.scenario.resolve import scenario_from_dict
+from kvsim.types import ScenarioError
+
+BUSY: dict[str, Any] = {
+    "name": "busy",
+    "seed": 1,
+    "memory": {"num_gpu_blocks_override": 256},
+    "scheduler": {"max_model_len": 1024},
+    "workload": {
+        "num_requests": 60,
+        "arrivals": {"type": "poisson", "request_rate": 40.0},
+        "lengths": {"type": "uniform", "prompt": [20, 200], "output": [20, 200]},
+    },
+    "slo": {"ttft": "1s", "tpot": "50ms"},
+}
+SEEDS = (1, 2, 3)
+ONE_STREAM = {"workload__max_concurrency": 1, "workload__arrivals": {"type": "batch"}, "workload__num_requests": 10}
+
+
+def lab(**changes: Any) -> Lab:
+    """BUSY with values changed by dotted key (double underscores for dots)."""
+    base = scenario_from_dict(copy.deepcopy(BUSY))
+    return Lab(base.with_values({name.replace("__", "."): value for name, value in changes.items()}), SEEDS)
+
+
+def test_paging_is_worth_it_for_many_requests_of_unknown_length() -> None:
+    answer = is_paging_worth_it(lab())
+    assert answer.figures["is_worth_it"]
+    assert answer.verdict.startswith("yes")
+    assert answer.figures["gain"]["output_throughput"]["mean"] > 0.2
+    assert len(answer.runs) == 4 * len(SEEDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"workload__arrivals__request_rate": 1}, id="few at once"),
+        pytest.param(ONE_STREAM, id="one stream"),
+        pytest.param({"memory__num_gpu_blocks_override": 20_000}, id="memory to spare"),
+    ],
+)
+def test_paging_is_not_worth_it_where_memory_is_not_scarce(changes: dict[str, Any]) -> None:
+    answer = is_paging_worth_it(lab(**changes))
+    assert not answer.figures["is_worth_it"]
+    assert answer.verdict.startswith("no")
+
+
+def test_demand_is_concurrency_times_length() -> None:
+    stream = {"type": "fixed", "prompt": 100, "output": 101}
+    answer = is_paging_worth_it(lab(**ONE_STREAM, workload__lengths=stream))
+    assert answer.figures["concurrency"]["mean"] == pytest.approx(1.0)
+    # One step computes the prompt; the hundred that follow store 100 to 199 tokens each before their own.
+    assert answer.figures["mean_tokens"]["mean"] == pytest.approx(150, abs=2)
+
+
+def test_any_block_size_does_where_memory_is_not_scarce() -> None:
+    answer = best_block_size(lab(workload__arrivals__request_rate=2))
+    assert answer.figures["as_good"] == [8, 16, 32, 64, 128]
+    assert not answer.warnings
+
+
+def test_large_blocks_lose_where_memory_is_scarce_and_texts_are_short() -> None:
+    answer = best_block_size(
+        lab(
+            workload__lengths={"type": "uniform", "prompt": [5, 40], "output": [5, 40]},
+            memory__num_gpu_blocks_override=64,
+            workload__arrivals__request_rate=300,
+        )
+    )
+    assert 128 not in answer.figures["as_good"]
+    assert 16 in answer.figures["as_good"]
+    assert any("refuted" in line or "half right" in line for line in answer.lines)
+
+
+@pytest.mark.parametrize(("tokens", "blind"), [(20, "32, 64, 128"), (100, "128"), (7, "8, 16, 32, 64, 128")])
+def test_a_shared_prefix_shorter_than_a_block_is_warned_of(tokens: int, blind: str) -> None:
+    answer = best_block_size(
+        lab(
+            workload__content={"system_prompt": {"num_groups": 1, "tokens": tokens}}, workload__arrivals__request_rate=2
+        )
+    )
+    (warning,) = answer.warnings
+    assert f"a block of {blind}:" in warning
+    assert ("scenario's block size" in warning) == (tokens < 16)
+
+
+def test_a_shared_prefix_longer_than_any_block_is_not_warned_of() -> None:
+    content = {"system_prompt": {"num_groups": 1, "tokens": 256}}
+    assert not best_block_size(lab(workload__content=content, workload__arrivals__request_rate=2)).warnings
+
+
+def test_the_kernel_side_is_said_to_be_priced_only_where_it_is() -> None:
+    assert not best_block_size(lab()).figures["kernel_is_priced"]
+    priced = best_block_size(lab(cost={"type": "kernels", "profile": "a100"}, gpu="a100-80gb"))
+    assert priced.figures["kernel_is_priced"]
+
+
+@pytest.mark.deep
+def test_less_cache_or_a_stricter_slo_allows_a_lower_rate() -> None:
+    rates = [
+        highest_rate(one, describe_slo(one.base)).recommended
+        for one in (lab(), lab(memory__num_gpu_blocks_override=128), lab(slo__ttft="50ms"))
+    ]
+    assert all(rates)
+    assert rates[1] < rates[0]
+    assert rates[2] < rates[0]
+
+
+def test_clients_that_wait_can_send_at_any_rate() -> None:
+    found = highest_rate(lab(workload__max_concurrency=2), "the SLO")
+    assert found.recommended is None
+    assert found.answer.verdict.startswith("any")
+
+
+@pytest.mark.deep
+def test_a_slo_below_one_step_is_met_at_no_rate() -> None:
+    assert highest_rate(lab(slo__ttft="1us"), "the SLO").answer.verdict.startswith("none")
+
+
+def test_requests_written_out_have_no_rate() -> None:
+    base = scenario_from_dict({"workload": {"requests": [{"prompt_tokens": 5, "output_tokens": 5}]}})
+    assert rate_knob(base) is None
+    assert "cannot be asked" in highest_rate(Lab(base, SEEDS), "").answer.verdict
+
+
+@pytest.mark.parametrize(
+    ("workload", "changed"),
+    [
+        ({"arrivals": {"type": "gamma", "request_rate": 2, "burstiness": 0.5}}, "workload.arrivals.request_rate"),
+        ({"arrivals": {"type": "poisson", "request_rate": float("inf")}}, "workload.arrivals"),
+        ({"arrivals": {"type": "batch"}}, "workload.arrivals"),
+        ({"trace": "scenarios/traces/plain-sample.csv"}, "workload.rate"),
+        (
+            {"trace": "scenarios/traces/plain-sample.csv", "arrivals": {"type": "constant", "request_rate": 3}},
+            "workload.arrivals.request_rate",
+        ),
+    ],
+)
+def test_the_rate_is_turned_where_the_workload_has_it(
+    workload: dict[str, Any], changed: str, repo_root: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repo_root)
+    base = scenario_from_dict({"workload": workload})
+    knob = rate_knob(base)
+    assert knob is not None
+    assert changed in knob.values_of(5.0)
+    base.with_values(knob.values_of(5.0))
+
+
+@pytest.mark.deep
+def test_less_load_needs_less_cache() -> None:
+    blocks = [
+        smallest_cache(lab(workload__arrivals__request_rate=rate), "the SLO", RateAnswer(None)).figures[  # type: ignore[arg-type]
+            "recommended_blocks"
+        ]
+        for rate in (20.0, 2.0)
+    ]
+    assert blocks[1] < blocks[0]
+
+
+@pytest.mark.deep
+def test_a_load_beyond_any_cache_is_lowered_first() -> None:
+    over = lab(workload__arrivals__request_rate=2000.0, slo__ttft="100ms")
+    rate = highest_rate(over, "the SLO")
+    answer = smallest_cache(over, "the SLO", rate)
+    assert answer.figures["load"] == {"workload.arrivals.request_rate": rate.recommended}
+    assert "no cache is large enough" in answer.lines[0]
+    assert "no cache is large enough" in smallest_cache(over, "the SLO", RateAnswer(rate.answer)).verdict
+
+
+def test_one_sequence_without_common_beginnings_shares_nothing() -> None:
+    answer = sharing_saves(lab())
+    assert answer.figures["cow_saving"]["mean"] == 0
+    assert answer.figures["prefix_hit_share_endless"]["mean"] == 0
+
+
+@pytest.mark.parametrize("sampling", [{"n": 4}, pytest.param({"beam_width": 4}, marks=pytest.mark.deep)])
+def test_samples_and_beams_share_blocks(sampling: dict[str, int]) -> None:
+    answer = sharing_saves(lab(workload__sampling=sampling, workload__arrivals__request_rate=5))
+    assert answer.figures["cow_saving"]["mean"] > 0.2
+    assert answer.figures["cow_copies"]["mean"] > 0
+
+
+@pytest.mark.deep
+def test_a_small_cache_finds_less_than_an_endless_one() -> None:
+    content = {"system_prompt": {"num_groups": 20, "zipf": 0, "tokens": 128}}
+    tight = sharing_saves(lab(workload__content=content, workload__arrivals__request_rate=5))
+    assert tight.figures["prefix_hit_share"]["mean"] < tight.figures["prefix_hit_share_endless"]["mean"]
+    assert any("a larger cache would help" in line for line in tight.lines)
+    roomy = sharing_saves(
+        lab(workload__content=content, workload__arrivals__request_rate=5, memory__num_gpu_blocks_override=10_000)
+    )
+    assert any("would find no more" in line for line in roomy.lines)
+
+
+def test_goals_are_read() -> None:
+    assert parse_slo("ttft=2s, tpot=100ms") == {"ttft": "2s", "tpot": "100ms"}
+    base, is_assumed = with_slo(scenario_from_dict({"slo": {"e2el": "9s"}}), {"ttft": "500ms"})
+    assert describe_slo(base) == "TTFT 500 ms"
+    assert not is_assumed
+    base, is_assumed = with_slo(scenario_from_dict({}), None)
+    assert is_assumed
+    assert describe_slo(base) == "TTFT 2,000 ms, TPOT 100 ms"
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "ttft=", "speed=3", "ttft=1s,ttft=2s", "ttft=1s,"])
+def test_goals_that_cannot_be_meant_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="--slo"):
+        parse_slo(text)
