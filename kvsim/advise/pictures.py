@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.advise.advise import Advice
 from kvsim.advise.lab import SLO_SHARE, Runs
+from kvsim.advise.paging import CONTIGUOUS
 from kvsim.report.style import BLUE, GREEN, ORANGE, RED, legend_below, new_figure, percent_axis, save, styled
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def draw(advice: Advice, folder: Path) -> dict[str, str]:
 
 
 def _block_size(curves: dict[str, Any]) -> Figure:
+    from matplotlib.ticker import PercentFormatter
+
     trials: dict[int, Runs] = curves["trials"]
     figure = new_figure(2.8)
     left, right = figure.subplots(1, 2)
@@ -36,7 +39,7 @@ def _block_size(curves: dict[str, Any]) -> Figure:
     left.set_title("mean end-to-end latency (ms)")
     _points(right, sizes, [runs.mean("block_utilization") for runs in trials.values()], GREEN)
     right.set_title("filled share of blocks")
-    percent_axis(right)
+    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -78,8 +81,6 @@ def _cache(curves: dict[str, Any]) -> Figure:
     )
     axes.axhline(SLO_SHARE, color=RED, linewidth=0.8)
     axes.axvline(curves["recommended"] * gib, color=RED, linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     axes.set_title("requests that meet the SLO, every run of the search")
     axes.set_xlabel("KV cache (GiB)")
     axes.set_ylim(0, 1.05)
@@ -88,7 +89,7 @@ def _cache(curves: dict[str, Any]) -> Figure:
 
 
 def _paging(curves: dict[str, Any]) -> Figure:
-    bars = {"paged": curves["paged"], **curves["rivals"]}
+    bars = {"paged": curves["paged"]} | {CONTIGUOUS[name]: runs for name, runs in curves["rivals"].items()}
     return _bars(bars, (("output_throughput", "output tokens/s"), ("running_mean", "requests at once")))
 
 
