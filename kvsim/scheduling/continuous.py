@@ -10,6 +10,7 @@ registered), and is counted in bulk otherwise.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence as Seq
 
 from kvsim.memory.interface import NO_MATCH, PrefixMatch
@@ -260,7 +261,8 @@ class ContinuousScheduler(TokenEmission):
             if self.num_seats + group.num_seats > self.max_num_seqs:
                 step.head_wait = "sequence limit"
                 return
-            if len(group.seqs) > step.budget:
+            # Alone it goes on even where its sequences have to take turns.
+            if self.running and len(group.seqs) > step.budget:
                 step.head_wait = "token budget"
                 return
             if not self._fits_back(group):
@@ -279,21 +281,32 @@ class ContinuousScheduler(TokenEmission):
                 self._continue_one(seq, step)
 
     def _fits_back(self, group: Group) -> bool:
-        """Room for the blocks on the host, and for one more block (or copy) of each sequence that needs it."""
-        allocator, size = self.allocator, self.allocator.block_size
-        tails: set[int] = set()
-        blocks: set[int] = set()
-        num_growing = 0
-        for seq in group.seqs:
-            table = allocator.block_table(seq.seq_id)
-            blocks.update(table)
-            wanted = self._num_wanted(seq)
-            if wanted > 0:
-                end = seq.num_computed_tokens + (1 if seq.is_decoding else wanted)
-                num_growing += max(0, -(-end // size) - len(table)) + (table[-1] in tails)
-            tails.add(table[-1])
+        """Room for the blocks on the host, and for those that the next tokens take."""
+        tables = {seq: self.allocator.block_table(seq.seq_id) for seq in group.seqs}
+        blocks = {block_id for table in tables.values() for block_id in table}
         watermark = self.watermark_blocks if self.running else 0
-        return allocator.num_free_blocks - len(blocks) - num_growing >= watermark
+        return self.allocator.num_free_blocks - len(blocks) - self._num_to_take(tables) >= watermark
+
+    def _num_to_take(self, tables: dict[Sequence, Seq[int]]) -> int:
+        """Blocks that a group's next tokens take: new ones, and copies of those that several tables name."""
+        size = self.allocator.block_size
+        ring = getattr(self.allocator, "window_blocks", 0) or UNLIMITED
+        refs = Counter(block_id for table in tables.values() for block_id in set(table))
+        num_blocks = 0
+        for seq, table in tables.items():
+            wanted = self._num_wanted(seq)
+            if wanted <= 0:
+                continue
+            first = seq.num_computed_tokens // size
+            end = seq.num_computed_tokens + (1 if seq.is_decoding else wanted)
+            for index in range(first, min(-(-end // size), first + ring)):
+                place = index % ring
+                if place >= len(table):
+                    num_blocks += 1
+                elif refs[table[place]] > 1:
+                    refs[table[place]] -= 1
+                    num_blocks += 1
+        return num_blocks
 
     def _admit_waiting(self, step: PlanBuilder) -> None:
         """Admit from the head of the queue until the first refusal; nobody overtakes."""
