@@ -244,8 +244,8 @@ def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: b
         columns.pop("output"),
         num_failed=table.num_failed,
         notes=notes,
-        **columns,
-    )  # type: ignore[arg-type]
+        **columns,  # type: ignore[arg-type]
+    )
 
 
 def _places(path: str, trace_format: str, header: list[str], needs_times: bool) -> dict[str, tuple[int, Column]]:
