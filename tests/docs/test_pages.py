@@ -12,6 +12,8 @@ import pytest
 from docs.pages import Story, blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTED_ELSEWHERE = {"recipes.md": "tests/test_recipes.py", "cluster.md": "tests/sweeps/test_dask.py"}
+"""Pages whose commands a test of their own runs and compares."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -23,8 +25,8 @@ def goals() -> set[str]:
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with the checkout's scenarios in it; what was imported from there is forgotten after."""
-    for name in ("scenarios", "tests", "benchmarks"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    for name, target in (("scenarios", "scenarios"), ("cases", "tests/golden")):
+        (tmp_path / name).symlink_to(ROOT / target)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -36,9 +38,17 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+RUN_HERE = [page for page in PAGES if page.name not in TESTED_ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_page(page: Path, reader: Path) -> None:
     Story(page, goals()).tell(slow=False)
+
+
+def test_pages_left_to_other_tests_are_named_there() -> None:
+    for page, test in TESTED_ELSEWHERE.items():
+        assert page in (ROOT / test).read_text("utf-8")
 
 
 def has_slow_blocks(page: Path) -> bool:
@@ -46,7 +56,7 @@ def has_slow_blocks(page: Path) -> bool:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", [page for page in PAGES if has_slow_blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in RUN_HERE if has_slow_blocks(page)], ids=lambda page: page.name)
 def test_slow_page(page: Path, reader: Path) -> None:
     Story(page, goals()).tell(slow=True)
 
@@ -67,7 +77,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def anchors(page: Path) -> set[str]:
     """Ids of the headings, as MkDocs makes them."""
-    from markdown.extensions.toc import slugify
-
     headings = re.findall(r"^#+\s+(.*?)\s*$", page.read_text("utf-8"), re.MULTILINE)
-    return {slugify(re.sub(r"[`*]", "", heading), "-") for heading in headings}
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
