@@ -88,6 +88,7 @@ def advise(
         tell = None if progress is None else lambda count: progress(count, max(expected, count + seeds))
         lab = Lab(base, chosen, executor, tell)
         answers = _ask(lab)
+        notes = (*notes, *_chance(lab))
     advice = Advice(base.scenario.name, describe_slo(base), chosen, answers, tuple(lab.log), None, notes)
     if out is None:
         return advice
@@ -105,6 +106,14 @@ def _ask(lab: Lab) -> tuple[Answer, ...]:
     paging, block_size = is_paging_worth_it(lab), best_block_size(lab)
     rate = highest_rate(lab, slo)
     return (paging, block_size, rate.answer, smallest_cache(lab, slo, rate), sharing_saves(lab))
+
+
+def _chance(lab: Lab) -> Iterator[str]:
+    """Where seeds change nothing, an interval of nothing is no certainty."""
+    (own,) = lab.try_out([{}])
+    first, *others = (run.summary | {"seed": 0} for run in own.runs)
+    if all(other == first for other in others):
+        yield "nothing is drawn in this workload, every seed is the same: ± 0 says nothing about another day's requests"
 
 
 def _on_blocks(base: ResolvedScenario) -> tuple[ResolvedScenario, tuple[str, ...]]:

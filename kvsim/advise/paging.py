@@ -23,7 +23,7 @@ def is_paging_worth_it(lab: Lab) -> Answer:
     rivals = {engine: runs for engine, runs in zip(CONTIGUOUS, others, strict=True) if not runs.error}
     if paged.error or not any(engine in rivals for engine in REAL):
         reason = paged.error or next(runs.error for runs in others if runs.error)
-        return Answer("paging", QUESTION, f"cannot be asked: {reason}", runs=paged.numbers)
+        return Answer("paging", QUESTION, f"no comparison: {reason}", runs=paged.numbers)
     rival = _best_real(rivals)
     gains = {name: _gain(paged, rivals[rival], name, sign) for name, sign in METRICS}
     price = block_size_factor(lab.pool.block_size).high - 1
@@ -82,6 +82,8 @@ def _demand(lab: Lab, paged: Runs) -> list[str]:
         f"KV demand: {shown(concurrency)} requests at once x {shown(tokens)} tokens = "
         f"{shown(_demand_gib(lab, paged), 'GiB')} on average, of {text_of(_capacity_gib(lab))} GiB"
     ]
+    if getattr(lab.base.scenario.allocator, "enable_prefix_caching", False):
+        lines.append("prefix caching, which contiguous memory cannot have, is part of the gain")
     if reserved is not None:
         gib = concurrency.mean * reserved * lab.pool.bytes_per_token / 2**30
         lines.append(f"reserving {reserved:,} tokens for each of them would take {text_of(gib)} GiB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim.result import text_of
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.types import NS_PER_MS, ScenarioError
 
@@ -38,4 +39,6 @@ def describe_slo(base: ResolvedScenario) -> str:
     """`TTFT 2,000 ms, TPOT 100 ms`."""
     slo: Any = base.scenario.slo
     goals = {name: getattr(slo, name) for name in NAMES}
-    return ", ".join(f"{name.upper()} {goal / NS_PER_MS:,.4g} ms" for name, goal in goals.items() if goal is not None)
+    return ", ".join(
+        f"{name.upper()} {text_of(goal / NS_PER_MS)} ms" for name, goal in goals.items() if goal is not None
+    )
