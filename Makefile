@@ -61,6 +61,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/kvsim bench
 
 docs: $(VENV)/installed-docs
+	$(BIN)/python docs/_gen/generate.py
 	$(BIN)/mkdocs build --strict
 
 format: $(VENV)/installed-dev
