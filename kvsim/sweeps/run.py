@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
+PICTURES = ("sweep_*.png", "heatmap_*.png")
+"""Those of another grid in the same folder go: they would contradict the tables."""
 WORKER_DIED = "its worker process died: out of memory?"
 
 
@@ -209,11 +211,16 @@ class _Files:
         rows = rows_of(self.points, results)
         write_whole(self.out / "scenario.yaml", lambda path: path.write_text(self.scenario, encoding="utf-8"))
         write_tables(self.out, rows, self.keys)
-        if plots and any(row["status"] == "ok" for row in rows):
-            self._draw(rows)
+        has_pictures = plots and any(row["status"] == "ok" for row in rows)
+        drawn = self._draw(rows) if has_pictures else set()
+        for pattern in PICTURES:
+            for picture in self.out.glob(pattern):
+                if picture.name not in drawn:
+                    picture.unlink(missing_ok=True)
         return rows
 
-    def _draw(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _draw(self, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+        """The names of the pictures that were put in place."""
         import pandas as pd
 
         from kvsim.report.plots import write_sweep_plots
@@ -221,8 +228,10 @@ class _Files:
         drawn = [row for row in rows if row["status"] == "ok"]
         with _aside(self.out) as folder:
             write_sweep_plots(pd.DataFrame(drawn), list(self.keys), folder)
-            for picture in sorted(folder.iterdir()):
-                picture.replace(self.out / picture.name)
+            names = sorted(picture.name for picture in folder.iterdir())
+            for name in names:
+                (folder / name).replace(self.out / name)
+        return set(names)
 
 
 @contextmanager

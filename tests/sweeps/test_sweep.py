@@ -142,6 +142,15 @@ def test_an_interrupt_leaves_the_table_of_what_is_done(tmp_path: Path, monkeypat
         assert [row["seed"] for row in csv.DictReader(file)] == ["3", "4"]
 
 
+def test_pictures_of_another_grid_go(tmp_path: Path) -> None:
+    (tmp_path / "heatmap_old.png").write_bytes(b"old")
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    kvsim.sweep(SMALL, BLOCKS, jobs=1, out=tmp_path, plots=True)
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert {"mine.png", "sweep_mean_ttft_ms.png"} <= names
+    assert "heatmap_old.png" not in names
+
+
 def test_one_sweep_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
     from kvsim.sweeps.store import owned
 
