@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, Out
+from kvsim.cli.options import Json
+
+if TYPE_CHECKING:
+    from kvsim.reproduce.figure import Row
 
 
 def command(
@@ -21,13 +25,13 @@ def command(
     ] = None,
     quick: Annotated[bool, Option("--quick", help="Fewer requests: minutes instead of an hour.")] = False,
     jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
-    out: Out = None,
+    out: Annotated[Path, Option("--out", help="Folder for tables, pictures and the page.")] = Path("results/reproduce"),
     as_json: Json = False,
 ) -> None:
     """Run the figures of the PagedAttention paper (SOSP 2023), and print what was published beside what comes out.
 
-    With --out, writes a CSV and a picture per figure; all figures together also write README.md, which says how near
-    each is and why it differs. Needs no GPU, no data and no network.
+    Writes a CSV and a picture per figure; all figures together also write README.md, which says how near each is and
+    why it differs. Needs no GPU, no data and no network.
     """
     from kvsim.reproduce import reproduce
 
@@ -42,12 +46,11 @@ def command(
         console.say(_table(name, rows))
         console.say(f"{sentence(name, rows)}\n")
     console.say(f"{found.cpu_s:.0f} s of processor time")
-    if out is not None:
-        console.say(f"results in {out}")
-        console.say(console.list_files(out))
+    console.say(f"results in {out}")
+    console.say(console.list_files(out))
 
 
-def _table(name: str, rows: list) -> str:  # type: ignore[type-arg]
+def _table(name: str, rows: list[Row]) -> str:
     from kvsim.reproduce import FIGURES
     from kvsim.reproduce.page import compared
     from kvsim.reproduce.remarks import number
