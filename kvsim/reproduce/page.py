@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvsim.reproduce import engine2023, recipe
+from kvsim.reproduce import engine2023, fig18, fig19, recipe
 from kvsim.reproduce.figure import Row
 from kvsim.reproduce.published import Published, published
 from kvsim.reproduce.remarks import REMARKS, Tables, number
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from kvsim.reproduce.run import Reproduction
 
 
+CURVES = (LATENCY, RATE, fig18.LATENCY, fig19.COST)
+"""Quantities of which a figure has many points: those are in its CSV and its picture."""
+
+
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows to read first: those with a published value, or all where there is none; curves stay in the CSV."""
-    known = [row for row in rows if row.paper]
-    return known or [row for row in rows if row.quantity not in (LATENCY, RATE)]
+    """The rows to read: all but the points of curves."""
+    return [row for row in rows if row.paper or row.quantity not in CURVES]
 
 
 def sentence(name: str, rows: Sequence[Row]) -> str:
