@@ -60,7 +60,7 @@ def shown(value: Estimate | None, unit: str = "") -> str:
     """`12.3 ± 0.4 ms`."""
     if value is None:
         return "–"
-    width = "?" if value.half_width == float("inf") else f"{value.half_width:.2g}"
+    width = "?" if value.half_width == float("inf") else f"{float(f'{value.half_width:.2g}'):,.10g}"
     return f"{text_of(float(value.mean))} ± {width} {unit}".rstrip()
 
 

@@ -115,4 +115,8 @@ def _with_interval(record: dict[str, Any], name: str, text_of: Any) -> str:
     value, width = record.get(name), record.get(f"{name}.ci95")
     if value is None or value != value:
         return "–"
-    return str(text_of(float(value))) + (f" ± {float(width):.2g}" if width is not None and width == width else "")
+    return str(text_of(float(value))) + (f" ± {_two_digits(width)}" if width is not None and width == width else "")
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.10g}"
