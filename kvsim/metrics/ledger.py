@@ -88,6 +88,7 @@ class Ledger:
         self._window_slots = getattr(self.allocator, "window_blocks", 0) * self.block_size
         """Slots of the ring that a sliding window leaves each sequence; 0 without one."""
         self._dates_growth = self._window_slots > 0
+        self._has_promises = hasattr(scheduler, "num_promised_blocks")
 
     def measure(self, plan: StepPlan, usage: Usage) -> Parts:
         """The parts while the step runs: its allocations made, its tokens counted as stored."""
@@ -231,7 +232,7 @@ class Ledger:
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size
         if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
-            token_states, reserved, internal = recount(self.scheduler)
+            token_states, reserved, internal = _count_tables(self.scheduler)
         else:
             # A superfluous step stores a token beyond the final length: its slot counts as such, not as a state.
             stored = self._stored - plan.num_superfluous
@@ -243,15 +244,48 @@ class Ledger:
         if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= free:
             external += free
             free = 0
-        return Parts(token_states, reserved, internal, external, usage.num_cached_idle * size, free)
+        cached_idle = usage.num_cached_idle * size
+        if self._has_promises:
+            promised = _promises(self.scheduler)
+            reserved += promised.to_be_filled
+            internal += promised.never_filled
+            free -= promised.to_be_filled + promised.never_filled
+            if free < 0:
+                # What is promised beyond the free blocks will be taken from idle cached ones.
+                cached_idle, free = cached_idle + free, 0
+        return Parts(token_states, reserved, internal, external, cached_idle, free)
 
     def _num_leaked(self) -> int:
         """Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for."""
         return getattr(self.allocator, "num_leaked_blocks", 0)
 
 
+class _Promises(NamedTuple):
+    """Slots promised and in no table yet (`no-evict`): hindsight knows which of them will be filled."""
+
+    to_be_filled: int
+    never_filled: int
+
+
+def _promises(scheduler: Any) -> _Promises:
+    allocator = scheduler.allocator
+    num_slots = (scheduler.num_promised_blocks - allocator.usage().num_used) * allocator.block_size
+    holders = [seq for seq in scheduler.live_sequences() if allocator.has_table(seq.seq_id)]
+    growth = sum(max(0, seq.final_len - allocator.num_slots(seq.seq_id)) for seq in holders)
+    to_be_filled = min(growth, num_slots)
+    return _Promises(to_be_filled, num_slots - to_be_filled)
+
+
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:
     """Token states, reserved and internal slots counted block by block: the oracle of the incremental ledger."""
+    token_states, reserved, internal = _count_tables(scheduler)
+    if hasattr(scheduler, "num_promised_blocks"):
+        promised = _promises(scheduler)
+        reserved, internal = reserved + promised.to_be_filled, internal + promised.never_filled
+    return token_states, reserved, internal
+
+
+def _count_tables(scheduler: Scheduler) -> tuple[int, int, int]:
     allocator = scheduler.allocator
     tables = [
         seq
@@ -261,7 +295,8 @@ def recount(scheduler: Scheduler) -> tuple[int, int, int]:
     filled, wanted = _slot_counts(allocator, tables)
     token_states = sum(filled)
     reserved = sum(max(0, want - fill) for want, fill in zip(wanted, filled, strict=True))
-    return token_states, reserved, allocator.usage().num_used * allocator.block_size - token_states - reserved
+    internal = allocator.usage().num_used * allocator.block_size - token_states - reserved
+    return token_states, reserved, internal
 
 
 def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[int], list[int]]:

@@ -7,6 +7,7 @@ from support import StepCost, play, request, text
 
 from kvsim.metrics.export import step_columns
 from kvsim.metrics.ledger import Parts, check_parts
+from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.types import LawViolation
 
 PARTS = ["token_states", "reserved", "internal_frag", "external_frag", "cached_idle", "free"]
@@ -85,3 +86,15 @@ def test_columns_are_integers_and_floats():
     out = play([request("a", 4, 3)], num_blocks=4, block_size=4)
     kinds = {column.dtype.kind for column in step_columns(out.simulation.recorder).values()}
     assert kinds == {"i", "f"}
+
+
+def test_promises_of_no_evict_are_reserved_or_waste():
+    """(P, O) = (3, 2), at most 10: promised are 12 slots in 3 blocks of 4, and 4 of them will ever be filled."""
+    out = play([request("a", 3, 2, max_output_len=10)], num_blocks=5, block_size=4, scheduler=NoEvictScheduler)
+    assert out.steps[PARTS].values.tolist() == [[3, 1, 8, 0, 0, 8], [4, 0, 8, 0, 0, 8]]
+
+
+def test_promises_are_kept_from_idle_cached_blocks():
+    requests = [request("X", text(1, 8), 1), request("Y", 3, 2, at=10, max_output_len=14)]
+    out = play(requests, num_blocks=5, block_size=4, scheduler=NoEvictScheduler, enable_prefix_caching=True)
+    assert out.steps.iloc[-1][PARTS].tolist() == [4, 0, 12, 0, 4, 0]
