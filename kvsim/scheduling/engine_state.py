@@ -126,8 +126,9 @@ class EngineState:
         """Preemptions since the last token that anybody emitted."""
 
     def _can_grow_plainly(self) -> bool:
-        """A member of the calendar that crosses takes exactly one block, and no detail of it is asked for."""
-        return not self.detail and not getattr(self.allocator, "window_blocks", 0)
+        """A member of the calendar that crosses takes exactly one block, and nobody asks for detail or the order."""
+        is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
+        return not is_watched and not getattr(self.allocator, "window_blocks", 0)
 
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""
