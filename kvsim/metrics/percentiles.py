@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
+LEVELS = (50, 90, 95, 99)
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+
 
 def weighted_percentiles(values: FloatArray, counts: NDArray[np.int64], levels: Sequence[float]) -> list[float]:
     """Linear percentiles (numpy's default) of the multiset in which `values[i]` occurs `counts[i]` times.
@@ -33,11 +36,23 @@ def describe(values: FloatArray, counts: NDArray[np.int64] | None = None) -> dic
 
     One set serves them all. The standard deviation is that of the population.
     """
-    weights = np.ones(len(values), dtype=np.int64) if counts is None else counts
-    total = int(weights.sum())
+    if counts is None:
+        return _describe_plain(values)
+    total = int(counts.sum())
     if total == 0:
-        return dict.fromkeys(("mean", "median", "std", "p90", "p95", "p99"))
-    mean = float(values @ weights) / total
-    variance = float(((values - mean) ** 2) @ weights) / total
-    median, p90, p95, p99 = weighted_percentiles(values, weights, (50, 90, 95, 99))
-    return {"mean": mean, "median": median, "std": variance**0.5, "p90": p90, "p95": p95, "p99": p99}
+        return dict.fromkeys(STATISTICS)
+    mean = float(values @ counts) / total
+    variance = float(((values - mean) ** 2) @ counts) / total
+    return _named(mean, variance**0.5, weighted_percentiles(values, counts, LEVELS))
+
+
+def _describe_plain(values: FloatArray) -> dict[str, float | None]:
+    """The same for a sample in which each value counts once, in little memory."""
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    return _named(float(values.mean()), float(values.std()), np.percentile(values, LEVELS).tolist())
+
+
+def _named(mean: float, std: float, percentiles: Sequence[float]) -> dict[str, float | None]:
+    median, p90, p95, p99 = percentiles
+    return {"mean": mean, "median": median, "std": std, "p90": p90, "p95": p95, "p99": p99}
