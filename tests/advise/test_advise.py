@@ -164,5 +164,6 @@ def share_in_fresh_runs(scenario: Path, values: dict[str, Any]) -> float:
     shares = []
     for seed in range(1001, 1009):
         summary = kvsim.run(scenario, **{**values, "seed": seed, "record": ["summary"]}).summary
-        shares.append(summary["request_goodput"] * summary["duration"] / summary["num_requests"])
+        good = (summary["request_goodput"] or 0.0) * summary["duration"]  # nothing is served where all are rejected
+        shares.append(good / summary["num_requests"])
     return statistics.mean(shares)
