@@ -17,11 +17,11 @@ INSTALL := $(PIP) install -q $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
 
-.PHONY: help demo test deep check bench docs format clean
+.PHONY: help demo test deep check bench fuzz mutation docs format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
-	@echo "also: make check (ruff, mypy), make deep, make bench, make docs, make format, make clean"
+	@echo "also: make check (ruff, mypy), make deep, make bench, make fuzz, make mutation, make docs, make format, make clean"
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then echo "kvsim needs Python 3.11 or newer, and none was found: install one, or say make PYTHON=/path/to/python"; exit 2; fi
@@ -59,6 +59,18 @@ check: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/kvsim bench
+
+# Damaged scenarios and traces, for MINUTES.
+fuzz: MINUTES ?= 10
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python -W error benchmarks/fuzz.py --minutes $(MINUTES)
+
+# Small faults put into the code, each run against the tests of its area; hours on one core.
+mutation: NUM ?= 300
+mutation: SEED ?= 1
+mutation: MINUTES ?= 600
+mutation: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/mutation.py --num $(NUM) --seed $(SEED) --minutes $(MINUTES) --out mutation.json
 
 docs: $(VENV)/installed-docs
 	$(BIN)/python docs/_gen/generate.py

@@ -9,10 +9,11 @@ import pytest
 from kvsim.memory.contiguous import NoHole
 from kvsim.request import Request, Sequence
 from kvsim.runs import run
+from kvsim.scenario.resolve import scenario_from_text
 from kvsim.scheduling.plan import Preemption
 from kvsim.scheduling.vllm_v0 import OutOfHostBlocks
 from kvsim.tokens import TokenStream
-from kvsim.types import KvsimError, OutOfBlocks
+from kvsim.types import KvsimError, OutOfBlocks, ScenarioError
 
 VICTIM = Preemption(Sequence(0, Request("victim", 0, TokenStream.from_segment(1, 3), 1, 1)), True, 3)
 ERRORS = [OutOfBlocks(3, 1), NoHole(50, 70, 40), OutOfHostBlocks((VICTIM,))]
@@ -50,3 +51,14 @@ def test_the_paper_s_engine_dies_of_a_full_host_with_its_own_words() -> None:
     }
     with pytest.raises(OutOfHostBlocks, match="no host blocks are left to swap out request '1'; raise swap_space"):
         run(scenario)
+
+
+@pytest.mark.parametrize("value", ["\udcff", "[a, \udcff]", "{type: \udcff}"])
+def test_bytes_on_the_command_line_that_are_no_text(value: str) -> None:
+    with pytest.raises(ScenarioError, match=r"--set description.*'\\udcff'\) is no UTF-8 text; write it in UTF-8"):
+        scenario_from_text("seed: 1\n", "s.yaml", ["description=" + value])
+
+
+def test_a_text_that_is_none() -> None:
+    with pytest.raises(ScenarioError, match=r"s\.yaml: character 1 "):
+        scenario_from_text("\ud800seed: 1\n", "s.yaml")

@@ -55,8 +55,8 @@ def run_or_refuse(scenario: Scenario) -> None:
     """Faults of the real engines may end a run; without them only the scenario itself may be refused."""
     try:
         run(scenario, options=CHECKED)
-    except ScenarioError as error:
-        assert str(error)
+    except ScenarioError:
+        pass
     except (Deadlock, LivelockError, AllocatorError):
         if not scenario["upstream_faults"]:
             raise

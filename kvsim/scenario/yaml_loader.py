@@ -93,6 +93,7 @@ def parse_yaml(text: str, source: str, what: str = "scenario") -> Document:
     """The mapping in a YAML text; `source` names it in messages. Raises ScenarioError."""
     if not text.strip():
         raise ScenarioError(f"{source}: is empty; a {what} is a mapping of keys to values")
+    _check_text(text, source)
     _check_bounds(text, source)
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -129,6 +130,7 @@ def parse_value(text: str, source: str) -> Any:
     """The value of a command-line text, in YAML's flow style: `4`, `[a, b]`, `{type: batch}`."""
     if not text.strip():
         return None
+    _check_text(text, source)
     if text.lstrip()[0] not in "[{\"'":
         return parse_scalar(text.strip())
     _check_bounds(text, source)
@@ -229,6 +231,16 @@ def dotted(key: Key) -> str:
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def _check_text(text: str, source: str) -> None:
+    """A command line may hold bytes that are no text: Python keeps them as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ScenarioError(
+            f"{source}: character {error.start + 1} ({text[error.start]!r}) is no UTF-8 text; write it in UTF-8"
+        ) from None
 
 
 def _check_bounds(text: str, source: str) -> None:
