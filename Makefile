@@ -70,7 +70,7 @@ mutation: NUM ?= 300
 mutation: SEED ?= 1
 mutation: MINUTES ?= 600
 mutation: $(VENV)/installed-dev
-	$(BIN)/python benchmarks/mutation.py --num $(NUM) --seed $(SEED) --minutes $(MINUTES) --out mutation.json
+	$(BIN)/python benchmarks/mutation.py --num $(NUM) --seed $(SEED) --minutes $(MINUTES)
 
 docs: $(VENV)/installed-docs
 	$(BIN)/python docs/_gen/generate.py

@@ -1,6 +1,6 @@
 """Would the tests notice? A seeded sample of small faults in memory/, scheduling/ and metrics/ledger, one run each.
 
-    python benchmarks/mutation.py --num 300 --seed 1 --minutes 60 --out mutation.json
+    python benchmarks/mutation.py --num 300 --seed 1 --minutes 60 --out results/mutation.json
 
 A mutant is one changed operator, constant, condition or statement. The tests of its area run in a copy of the tree;
 it is killed if one fails, or if they do not end. Parts that no test can be asked to notice are left out: texts of
@@ -167,7 +167,7 @@ def _run(tests: list[str], tree: Path, timeout_s: float) -> str:
     env = {
         **os.environ,
         "PYTHONPATH": str(tree),
-        "HYPOTHESIS_PROFILE": "ci",
+        "HYPOTHESIS_PROFILE": "mutation",
         "KVSIM_SHARED": str(ROOT.parent / "shared"),
     }
     with subprocess.Popen(
@@ -187,9 +187,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=600, help="stop then, with what was judged so far")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one group of tests")
-    parser.add_argument("--out", type=Path, default=Path("mutation.json"))
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutation.json")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
+    options.out.parent.mkdir(exist_ok=True)
     judged = []
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "kvsim-mutated"

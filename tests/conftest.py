@@ -33,13 +33,17 @@ def repo_root() -> Path:
 
 def _register_hypothesis_profiles() -> None:
     try:
-        from hypothesis import HealthCheck, settings
+        from hypothesis import HealthCheck, Phase, settings
     except ImportError:
         return
     slow_is_fine = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile("dev", max_examples=50, deadline=None, suppress_health_check=slow_is_fine)
     settings.register_profile(
         "ci", max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=slow_is_fine
+    )
+    # A mutant is dead at the first failure: nobody reads the smallest one.
+    settings.register_profile(
+        "mutation", settings.get_profile("ci"), max_examples=50, phases=(Phase.explicit, Phase.generate)
     )
     settings.register_profile("deep", max_examples=1000, deadline=None, suppress_health_check=slow_is_fine)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
