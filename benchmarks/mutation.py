@@ -26,7 +26,7 @@ from random import Random
 
 ROOT = Path(__file__).resolve().parent.parent
 
-ENGINES = ["tests/scheduling/test_paged_cases.py", "tests/sim/test_cases.py", "tests/test_run_fuzz.py"]
+ENGINES = ["tests/scheduling/test_paged_cases.py", "tests/sim/test_cases.py", "tests/test_run_fuzz.py", "-k", "not k47"]
 LAWS = ["tests/test_laws.py", "-k", "not law_9 and not law_10 and not orca"]
 TESTS = {
     "memory": [["tests/memory"], ENGINES, ["tests/testing/test_kit.py"], LAWS],
