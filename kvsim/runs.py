@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from kvsim.metrics.export import request_columns, step_columns, write_json, writ
 from kvsim.metrics.outdir import output_dir
 from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
+from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import Ns, ScenarioError
+from kvsim.types import KvsimError, LawViolation, Ns, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -89,6 +91,32 @@ def resolve(scenario: str | Path | dict[str, Any] | ResolvedScenario, values: di
     return resolved.with_values(values) if values else resolved
 
 
+@contextmanager
+def _blaming_custom_code(resolved: ResolvedScenario) -> Iterator[None]:
+    """What goes wrong in a run that uses code of the user's is told as such, with the names of that code."""
+    try:
+        yield
+    except (KvsimError, LawViolation):
+        raise
+    except Exception as error:
+        names = ", ".join(dict.fromkeys(_import_paths(resolved.scenario.model_dump())))
+        if not names:
+            raise
+        raise ScenarioError(
+            f"{names}: the run failed in or on this code: {type(error).__name__}: {error}; "
+            "see docs/extend.md for what each part must offer (KVSIM_TRACEBACK=1 shows where)"
+        ) from error
+
+
+def _import_paths(value: Any) -> Iterator[str]:
+    """Every `package.module:name` of a scenario."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _import_paths(item)
+    elif isinstance(value, str) and is_import_path(value):
+        yield value
+
+
 def run_resolved(resolved: ResolvedScenario, *, out: Path | None, options: Options = QUIET) -> RunResult:
     """Simulate, and write the results folder if one is named."""
     if out is None:
@@ -149,6 +177,11 @@ def tell_life(resolved: ResolvedScenario, request_id: str) -> str:
 
 
 def _simulate(resolved: ResolvedScenario, options: Options, folder: Path | None) -> RunResult:
+    with _blaming_custom_code(resolved):
+        return _simulate_and_write(resolved, options, folder)
+
+
+def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Path | None) -> RunResult:
     from kvsim.registry import build
     from kvsim.sim.run import simulate
 

@@ -7,6 +7,7 @@ import pytest
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.paged import PagedAllocator
 from kvsim.registry import build
+from kvsim.runs import run
 from kvsim.scenario.resolve import scenario_from_text
 from kvsim.scenario.schema import ENGINES
 from kvsim.types import ScenarioError
@@ -98,3 +99,12 @@ def test_an_empty_workload_is_an_error(tmp_path: Path) -> None:
     scenario = scenario_from_text(f"workload: {{trace: {trace}, window: [10, 20]}}\n").scenario
     with pytest.raises(ScenarioError, match="empty"):
         build(scenario)
+
+
+def test_code_of_the_users_that_fails_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_parts.py").write_text("class Empty: pass\ndef victim(running): raise ValueError('no idea')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = {"workload": {"requests": [{"id": "a", "prompt_tokens": 4, "output_tokens": 3}]}}
+    with pytest.raises(ScenarioError, match=r"broken_parts:Empty: the run failed in or on this code.*step_ns"):
+        run(base | {"cost": {"type": "broken_parts:Empty"}})

@@ -112,12 +112,23 @@ class JournaledPool(BlockPool):
 
 def read_csv(path: Path) -> list[Event]:
     """Read an `events.csv`. Raises KvsimError naming the file, the line and what is wrong."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise KvsimError(f"{path}: columns {missing} are missing; found {list(reader.fieldnames or ())}")
-        return [_parse(row, f"{path}:{line}") for line, row in enumerate(reader, start=2)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return _parse_all(csv.DictReader(file), path)
+    except OSError as error:
+        raise KvsimError(
+            f"{path}: cannot be read ({error.strerror}); give the events.csv of a run with --debug"
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise KvsimError(f"{path}: is no CSV file ({error}); give the events.csv of a run with --debug") from None
+
+
+def _parse_all(reader: csv.DictReader[str], path: Path) -> list[Event]:
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        found = ", ".join(reader.fieldnames or ()) or "nothing"
+        raise KvsimError(f"{path}: columns {', '.join(missing)} are missing; found {found}")
+    return [_parse(row, f"{path}:{line}") for line, row in enumerate(reader, start=2)]
 
 
 def _parse(row: dict[str, str], place: str) -> Event:

@@ -38,25 +38,20 @@ class Correction(NamedTuple):
 
     first: int
     last: int
-    duration_ns: int
-    """What those steps took together."""
-    saturated_ns: int
-    """The part of it in which a request waited."""
     num_slots: int
 
 
 class _Held:
     """What the ledger remembers of one sequence with a table."""
 
-    __slots__ = ("over", "since_ns", "since_saturated_ns", "since_step", "slots")
+    __slots__ = ("over", "since_step", "slots")
 
     def __init__(self, slots: int, over: int) -> None:
         self.slots = slots
         self.over = over
         """Slots beyond its final length: never to be filled."""
         self.since_step = 0
-        self.since_ns = 0
-        self.since_saturated_ns = 0
+        """The step that gave it the last of its slots."""
 
 
 class Ledger:
@@ -72,11 +67,15 @@ class Ledger:
         self.block_size = self.allocator.block_size
         self.capacity = self.allocator.num_blocks * self.block_size
         self.corrections: list[Correction] = []
-        self.num_steps = 0
+        self.num_planned = 0
+        """Steps that were planned and take time: one more than those applied, or two in asynchronous scheduling."""
         self.elapsed_ns = 0
         """Time covered by the steps measured so far."""
         self.saturated_ns = 0
         """The part of it in which a request waited."""
+        self._starts: list[tuple[int, int]] = []
+        """Time, and saturated time, before each applied step, from the first that hindsight may reach."""
+        self._num_undated = 0
         self._held: dict[int, _Held] = {}
         self._swapped: dict[int, int] = {}
         self._stored = 0
@@ -100,6 +99,8 @@ class Ledger:
         self._stored += shape.num_decodes
         for _, num_tokens in shape.prefills:
             self._stored += num_tokens
+        if shape.num_decodes or plan.prefills or plan.preempted or plan.rejected:
+            self.num_planned += 1
         return self._parts(plan, usage)
 
     def _on_moves(self, plan: StepPlan) -> None:
@@ -115,11 +116,23 @@ class Ledger:
             self._hold(seq, self._swapped.pop(seq.seq_id))
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
-        """The measured step took this long."""
-        self.num_steps += 1
+        """The next of the measured steps took this long."""
+        if self._dates_growth:
+            self._starts.append((self.elapsed_ns, self.saturated_ns))
+        else:
+            self._num_undated += 1
         self.elapsed_ns += duration_ns
         if is_saturated:
             self.saturated_ns += duration_ns
+
+    def spans_of(self, correction: Correction) -> tuple[int, int]:
+        """What the correction's steps took together, in ns, and the part of it in which a request waited."""
+        first, last = self._start(correction.first), self._start(correction.last)
+        return last[0] - first[0], last[1] - first[1]
+
+    def _start(self, step: int) -> tuple[int, int]:
+        place = max(0, step - self._num_undated)
+        return self._starts[place] if place < len(self._starts) else (self.elapsed_ns, self.saturated_ns)
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
@@ -171,6 +184,8 @@ class Ledger:
             held = self._held[seq.seq_id]
             slots = self._num_slots(seq.seq_id)
             if slots == held.slots:
+                # Its shared tail was copied: from here on the empty slots behind it are its own.
+                self._mark(held)
                 continue
             self._slots += slots - held.slots
             held.slots = slots
@@ -191,9 +206,7 @@ class Ledger:
                 held.over = slots - seq.final_len
 
     def _mark(self, held: _Held) -> None:
-        held.since_step = self.num_steps
-        held.since_ns = self.elapsed_ns
-        held.since_saturated_ns = self.saturated_ns
+        held.since_step = self.num_planned
 
     def _release(self, seq: Sequence, num_stored: int) -> _Held | None:
         held = self._held.pop(seq.seq_id, None)
@@ -219,15 +232,7 @@ class Ledger:
             return
         never_filled = held.slots - held.over - seq.num_computed_tokens
         if never_filled > 0:
-            self.corrections.append(
-                Correction(
-                    held.since_step,
-                    self.num_steps,
-                    self.elapsed_ns - held.since_ns,
-                    self.saturated_ns - held.since_saturated_ns,
-                    never_filled,
-                )
-            )
+            self.corrections.append(Correction(held.since_step, self.num_planned, never_filled))
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size

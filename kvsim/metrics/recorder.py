@@ -160,6 +160,8 @@ class Recorder:
         self.ended = EndedRequests(keep_rows=self.keeps_requests)
         self.gaps = Gaps()
         self._high_water: dict[int, int] = {}
+        self._inherited: dict[int, int] = {}
+        """Tokens that a beam took over from its parent: emitted once, by the parent."""
         self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
         self._num_forked = 0
         self._num_submitted = 0
@@ -191,7 +193,7 @@ class Recorder:
         if log is None:
             return
         for seq in sequences:
-            log.num_output_tokens += seq.num_output_tokens
+            log.num_output_tokens += self._num_emitted_by(seq)
             self.gaps.on_stop(seq)
             self._high_water.pop(seq.seq_id, None)
         self._end(log, Status.ABORTED, "aborted by the client", now)
@@ -366,10 +368,22 @@ class Recorder:
             shared = -(-parent.num_computed_tokens // self._block_size)
             log.peak_blocks = max(log.peak_blocks, shared)
         log.sequences.append(child)
+        if child.request.sampling.beam_width:
+            self._inherited[child.seq_id] = child.num_output_tokens
+
+    def _num_emitted_by(self, seq: Sequence) -> int:
+        """Tokens that the sequence emitted itself."""
+        return seq.num_output_tokens - (self._inherited.pop(seq.seq_id, 0) if self._inherited else 0)
+
+    def _note_peak(self, seq: Sequence, log: RequestLog) -> None:
+        """A sequence that the run leaves unfinished holds its blocks still."""
+        allocator = self.scheduler.allocator
+        if log.sequences is None and allocator.has_table(seq.seq_id):
+            log.peak_blocks = max(log.peak_blocks, allocator.num_slots(seq.seq_id) // self._block_size)
 
     def _on_sequence_end(self, seq: Sequence) -> None:
         log = self.live[seq.request.request_id]
-        log.num_output_tokens += seq.num_output_tokens
+        log.num_output_tokens += self._num_emitted_by(seq)
         if seq.num_output_tokens > log.longest_output:
             log.longest_output = seq.num_output_tokens
         # A sample of one token ends as the others are forked, and never was among them.
@@ -435,7 +449,8 @@ class Recorder:
         rank = {Status.WAITING: 0, Status.SWAPPED: 1, Status.RUNNING: 2}
         for seq in self.scheduler.live_sequences():
             log = self.live[seq.request.request_id]
-            log.num_output_tokens += seq.num_output_tokens
+            log.num_output_tokens += self._num_emitted_by(seq)
+            self._note_peak(seq, log)
             if rank[seq.status] > rank[log.status]:
                 log.status = seq.status
         for log in self.live.values():
@@ -448,10 +463,8 @@ class Recorder:
     def _apply_hindsight(self) -> None:
         for correction in self.ledger.corrections:
             amount = correction.num_slots
-            for parts, span in (
-                (self.integrals.parts, correction.duration_ns),
-                (self.integrals.saturated_parts, correction.saturated_ns),
-            ):
+            sums = (self.integrals.parts, self.integrals.saturated_parts)
+            for parts, span in zip(sums, self.ledger.spans_of(correction), strict=True):
                 parts[1] -= amount * span
                 parts[2] += amount * span
         if self.steps.keep and self.ledger.corrections:
@@ -460,6 +473,8 @@ class Recorder:
             for correction in self.ledger.corrections:
                 matrix[correction.first : correction.last, reserved] -= correction.num_slots
                 matrix[correction.first : correction.last, internal] += correction.num_slots
+            if self.check and matrix[:, reserved].min() < 0:
+                raise LawViolation(f"law 12: reserved slots are negative at step {int(matrix[:, reserved].argmin())}")
 
 
 class Gaps:

@@ -6,6 +6,9 @@ import pytest
 from support import StepCost, play, request
 
 from kvsim.metrics.summary import Goals, summarise
+from kvsim.runs import Options, run
+
+CHECKED = Options(plots=False, check=True)
 
 
 def summary_with(out, goals):
@@ -69,3 +72,44 @@ def test_every_token_but_the_first_has_a_gap():
     assert out.summary["num_itl"] == sum(out.requests.output_tokens - 1)
     spans = (out.requests.e2el_ms - out.requests.ttft_ms).sum()
     assert out.summary["mean_itl_ms"] * out.summary["num_itl"] == pytest.approx(spans)
+
+
+def beams(engine):
+    return {
+        "engine": engine,
+        "memory": {"num_gpu_blocks_override": 60},
+        "scheduler": {"max_model_len": 200},
+        "workload": {
+            "requests": [
+                {"id": "A", "prompt_tokens": 18, "output_tokens": 30, "beam_width": 3},
+                {"id": "B", "arrival_s": 0.001, "prompt_tokens": 92, "output_tokens": 4, "beam_width": 3},
+            ]
+        },
+    }
+
+
+@pytest.mark.parametrize("engine", ["paged", "vllm-v0"])
+def test_a_beams_inherited_tokens_are_emitted_once(engine):
+    """And hindsight of a pruned beam reaches back to its own slots only: nothing is reserved less than once."""
+    result = run(beams(engine), options=CHECKED)
+    assert sum(result.requests.output_tokens) == result.summary["total_output_tokens"]
+    assert result.steps.reserved.min() >= 0
+
+
+def test_hindsight_of_an_abort_in_asynchronous_scheduling():
+    """The step in flight gave A a second block: it is waste in that step, not in the one before."""
+    request = {"id": "A", "prompt_tokens": 16, "output_tokens": 40, "abort_s": 0.001}
+    scenario = {
+        "engine": "vllm-v1-async",
+        "memory": {"num_gpu_blocks_override": 60},
+        "scheduler": {"max_model_len": 200},
+        "workload": {"requests": [request]},
+    }
+    steps = run(scenario, options=CHECKED).steps
+    assert steps.reserved.tolist() == [0, 0]
+    assert steps.internal_frag.tolist() == [0, 15]
+
+
+def test_who_still_runs_at_the_horizon_has_a_peak():
+    out = play([request("A", 4, 50)], num_blocks=20, block_size=4, horizon_ms=5.5)
+    assert out["A"].peak_blocks == 3
