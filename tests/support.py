@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -112,3 +113,8 @@ def play(
         pd.DataFrame(request_columns(simulation.recorder)),
         allocator,
     )
+
+
+def listen_to_interrupts() -> None:
+    """For `preexec_fn`: a shell that runs the suite in the background has its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -41,6 +41,7 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
+INSIST_AFTER_S = 10.0
 SHOW_TRACEBACK = "KVSIM_TRACEBACK"
 
 
@@ -147,12 +148,21 @@ def _handle_signals() -> None:
 
 
 def _interrupt(signum: int, frame: object) -> None:
+    _insist(_interrupt)
     raise Interrupted
 
 
 def _terminate(signum: int, frame: object) -> None:
     """A polite kill: leave through the `finally` clauses, so that half-written results go."""
+    _insist(_terminate)
     raise SystemExit(EXIT_TERMINATED)
+
+
+def _insist(handler: Callable[[int, object], None]) -> None:
+    """Raise once more after a while: an exception that happens to meet a destructor or a callback is swallowed."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, INSIST_AFTER_S)
 
 
 def _silence_stdout() -> None:

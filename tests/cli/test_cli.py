@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import listen_to_interrupts
 
 from kvsim.cli import COMMANDS, main
 
@@ -167,7 +168,12 @@ def test_a_broken_pipe_is_quiet(here: Path) -> None:
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_cleanly(here: Path, sent: int, code: int) -> None:
     args = ["run", "s.yaml", "--no-plots", "--out", "o", "--set", "workload.num_requests=200000"]
-    process = subprocess.Popen([sys.executable, "-m", "kvsim", *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvsim", *args],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=listen_to_interrupts,
+    )
     deadline = time.monotonic() + 30
     while not list(here.glob(".o.kvsim-*")) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support import listen_to_interrupts
+
 SMALL: dict[str, Any] = {
     "name": "small",
     "seed": 3,
@@ -47,7 +49,14 @@ def slow_scenario(folder: Path) -> Path:
 
 def start_sweep(scenario: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "kvsim", "sweep", str(scenario), "--out", str(out), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=listen_to_interrupts,
+    )
 
 
 def points_in(out: Path) -> dict[str, int]:
