@@ -168,7 +168,8 @@ class Runner:
         self.texts: dict[int, int] = {}
         """Key of the prefix that ends in a block whose tokens were all computed."""
 
-    def run(self, max_steps: int = 600) -> list[Any]:
+    def run(self, max_steps: int = 20_000) -> list[Any]:
+        # Admission by the first chunk may thrash for thousands of steps before everybody is done (K37).
         arrivals, aborts = list(self.scenario.arrivals), list(self.scenario.aborts)
         for step in range(max_steps):
             while arrivals and arrivals[0][0] <= step:
