@@ -15,6 +15,7 @@ from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
+from kvsim.scenario.words import natural
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import KvsimError, LawViolation, Ns, ScenarioError
 
@@ -36,7 +37,7 @@ class Options:
 
     `debug` journals every block (events.csv); `check` recomputes every law at every step; `replay` executes the plans
     on real arrays; `timeline` writes timeline.json; `report` records the block map and writes report.html; `record`
-    overrides the scenario's tables.
+    overrides the scenario's tables; `force` lets results replace those of another command.
     """
 
     plots: bool = True
@@ -47,6 +48,7 @@ class Options:
     report: bool = False
     record: tuple[str, ...] | None = None
     progress: Progress | None = None
+    force: bool = False
 
 
 QUIET = Options(plots=False)
@@ -121,7 +123,7 @@ def run_resolved(resolved: ResolvedScenario, *, out: Path | None, options: Optio
     """Simulate, and write the results folder if one is named."""
     if out is None:
         return _simulate(resolved, options, None)
-    with output_dir(out) as folder:
+    with output_dir(out, "run", force=options.force) as folder:
         result = _simulate(resolved, options, folder)
     return replace(result, out=out)
 
@@ -130,10 +132,10 @@ def compare_resolved(
     resolved: ResolvedScenario, engines: Sequence[str], *, out: Path | None, options: Options = QUIET
 ) -> CompareResult:
     """One run per engine; `compare.csv` and its pictures beside their folders."""
-    variants = {engine: resolved.with_engine(engine) for engine in dict.fromkeys(engines)}
+    variants = {engine: resolved.with_engine(engine, "--engines") for engine in dict.fromkeys(engines)}
     if out is None:
         return CompareResult({engine: _simulate(variant, options, None) for engine, variant in variants.items()})
-    with output_dir(out) as folder:
+    with output_dir(out, "compare", force=options.force) as folder:
         runs = {}
         for engine, variant in variants.items():
             (folder / engine).mkdir()
@@ -170,7 +172,7 @@ def tell_life(resolved: ResolvedScenario, request_id: str) -> str:
         observers=(story,),
     )
     if story.request is None:
-        ids = simulation.recorder.ended.request_ids
+        ids = sorted(simulation.recorder.ended.request_ids, key=natural)
         shown = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
         raise ScenarioError(f"--request {request_id}: no request has that id; this workload has {shown}")
     return story.text()

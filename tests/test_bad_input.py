@@ -40,6 +40,11 @@ EDITS = [
     ("request_rate: 4.0", "qps: 4.0", "workload.arrivals.qps", "did you mean request_rate?"),
     ("request_rate: 4.0", "request_rat: 4.0", "arrivals.request_rat", "did you mean request_rate?"),
     ("seed: 7", "block_size: 16", "s.yaml:2:1: block_size", "did you mean allocator.block_size?"),
+    ("seed: 7", "blok_size: 16", "s.yaml:2:1: blok_size: unknown key here", "did you mean allocator.block_size?"),
+    ("seed: 7", "max_num_seq: 16", "s.yaml:2:1: max_num_seq", "did you mean scheduler.max_num_seqs?"),
+    ("seed: 7", "tpo: 16ms", "s.yaml:2:1: tpo", "did you mean slo.tpot?"),
+    ("watermark: 0.01", "max_num_seq: 8", "allocator.max_num_seq", "did you mean scheduler.max_num_seqs?"),
+    ("step_ms: 6.0", "blok_size: 8", "cost.blok_size", "did you mean allocator.block_size?"),
     ("seed: 7", "max_num_seqs: 4", "max_num_seqs: unknown key here", "did you mean scheduler.max_num_seqs?"),
     ("seed: 7", "zzz: 1", "zzz: unknown key", "known here: name"),
     ("watermark: 0.01", "preemption_mode: swap", "allocator.preemption_mode", "did you mean scheduler.preemption?"),
@@ -90,6 +95,7 @@ EDITS = [
     ("{n: 1}", "{n: 0}", "sampling.n: is 0", "at least 1"),
     ("{n: 1}", "{n: 300}", "sampling.n: is 300", "max_num_seqs (256)"),
     ("{n: 1}", "{n: 2, beam_width: 2}", "workload.sampling", "exclude each other"),
+    ("{n: 1}", "{n: 2, beam_width: 1}", "workload.sampling", "exclude each other"),
     ("{n: 1}", "{beam_width: -1}", "beam_width: is -1", "at least 0"),
     ("prompt: [1, 100]", "prompt: [100, 1]", "lengths.prompt: is [100, 1]", "low before high"),
     ("prompt: [1, 100]", "prompt: [0, 1]", "lengths.prompt: is [0, 1]", "1 to 100,000,000"),
@@ -176,15 +182,30 @@ EDITS = [
     ("horizon: null", "tensor_parallel_size: 0", "tensor_parallel_size: is 0", "at least 1"),
     ("horizon: null", "tensor_parallel_size: 3", "tensor_parallel_size: 32 attention heads", "3 ranks"),
     ("horizon: null", "sweep: {vary: {allocator.blok_size: [8]}}", "allocator.blok_size", "did you mean block_size?"),
+    ("horizon: null", "sweep: {vary: {blok_size: [8]}}", "vary.blok_size", "did you mean allocator.block_size?"),
     ("horizon: null", "sweep: {vary: {}}", "sweep.vary: is empty", "at least one key"),
     ("horizon: null", "sweep: {}", "sweep.vary: is missing", "give it a value"),
     # blocks that are something else
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: 5", "allocator: is 5", "it takes keys: type"),
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: [1]", "allocator: is [1]", "it takes keys: type"),
+    (
+        "allocator: {block_size: 16, watermark: 0.01}",
+        "allocator: 'mine:A'",
+        "allocator: is 'mine:A'",
+        "did you mean allocator.type: mine:A?",
+    ),
+    ("{type: poisson, request_rate: 4.0}", "poisson", "arrivals: is 'poisson'", "did you mean workload.arrivals.type:"),
+    (
+        "cost: {type: linear, step_ms: 6.0}",
+        "cost: roofline",
+        "cost: is 'roofline'",
+        "did you mean cost.type: roofline?",
+    ),
     ("slo: {ttft: 2s, tpot: 100ms}", "slo: fast", "slo: is 'fast'", "it takes keys: ttft"),
     ("cost: {type: linear, step_ms: 6.0}", "cost: free", "cost: is 'free'", "it takes keys: type"),
     ("  sampling: {n: 1}", "  requests: []", "requests is an empty list", "at least one request"),
     ("  sampling: {n: 1}", "  requests: 5", "workload.requests: is 5", "list"),
+    ("  sampling: {n: 1}", "  sessions: {num_turns: 2}\n  requests: [{}]", "sessions and requests", "keep one"),
     ("  sampling: {n: 1}", "  trace: nowhere.csv", "s.yaml:13:3: workload.trace: there is no file", "path that exists"),
     ("  sampling: {n: 1}", "  trace: .", "workload.trace: '.' is not a regular file", "give the file itself"),
     ("  sampling: {n: 1}", "  priorities: {high: 1}", "workload.priorities.high", "whole number"),
@@ -273,6 +294,84 @@ def test_edit(here: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
     Path("s.yaml").write_text(text, encoding="utf-8")
     error = assert_refused(capsys, ["validate", "s.yaml"], *expected)
     assert len(error.strip().splitlines()) == 1, error
+
+
+WRITTEN = [
+    ("{n: 2, beam_width: 2}", "requests[1].beam_width: 2 and n (2) exclude each other"),
+    ("{n: 2, beam_width: 1}", "requests[1].beam_width: 1 and n (2) exclude each other"),
+    ("{n: 0}", "requests[1].n: 0 is not in 1 .. "),
+    ("{n: 1.5}", "requests[1].n: 1.5 is not a whole number"),
+    ("{n: .inf}", "requests[1].n: inf is not"),
+    ("{n: 9" + "9" * 30 + "}", "requests[1].n: 9"),
+    ("{n: 2, session: a}", "requests[1].n: 2 is for single requests"),
+    ("{beam_width: 2, session: a}", "requests[1].beam_width: 2 is for single requests"),
+    ("{beam_with: 2}", "requests[1].beam_with: 2 has an unknown key (did you mean 'beam_width'?)"),
+    ("{prefix_tokens: 2}", "requests[1].prefix_tokens: 2 needs a prefix_group"),
+    ("{prefix_group: a, prefix_tokens: 5}", "requests[1].prefix_tokens: 5 is more than the prompt's 4"),
+    ("{prefix_group: [a]}", "requests[1].prefix_group: ['a'] is no name"),
+    ("{session: [a]}", "requests[1].session: ['a'] is no name"),
+    ("{id: [a]}", "requests[1].id: ['a'] is no name"),
+    ("{id: '0'}", "requests[1].id: '0' is there twice: entry 0 has it too"),
+    ("{prompt_tokens: ~}", "requests[1].prompt_tokens: is missing"),
+    ("{output_tokens: 0}", "requests[1].output_tokens: 0 is not in 1 .. "),
+    ("{prompt_tokens: many}", "requests[1].prompt_tokens: 'many' is not a number"),
+    ("{arrival_s: .nan}", "requests[1].arrival_s: nan is not a finite number"),
+    ("{arrival_s: 1e400}", "requests[1].arrival_s: inf is not a finite number"),
+    ("{arrival_s: true}", "requests[1].arrival_s: True"),
+    ("{arrival_s: ''}", "requests[1].arrival_s: ''"),
+    ("{arrival_s: 1e300}", "requests[1].arrival_s: 1e+300"),
+    ("{abort_s: -1}", "requests[1].abort_s: -1 is negative"),
+    ("{priority: 99999999999}", "requests[1].priority: 99999999999 is not in"),
+    ("{priority: high}", "requests[1].priority: 'high' is not a number"),
+]
+
+
+@pytest.mark.parametrize(("keys", "expected"), WRITTEN)
+def test_written_request(here: Path, capsys: pytest.CaptureFixture[str], keys: str, expected: str) -> None:
+    """Found without running anything, with the line it stands on."""
+    missing = [f"{key}: 4" for key in ("prompt_tokens", "output_tokens") if key not in keys]
+    entry = ", ".join([*missing, keys.strip("{}")])
+    Path("s.yaml").write_text(
+        f"workload:\n  requests:\n    - {{prompt_tokens: 4, output_tokens: 4}}\n    - {{{entry}}}\n"
+    )
+    error = assert_refused(capsys, ["validate", "s.yaml"], "s.yaml:4:", expected.removesuffix(" "))
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("engine", ["orca-max", "static", "vllm-v1"])
+def test_written_beams_need_an_engine_that_has_them(
+    here: Path, capsys: pytest.CaptureFixture[str], engine: str
+) -> None:
+    Path("s.yaml").write_text("workload: {requests: [{prompt_tokens: 4, output_tokens: 4, beam_width: 2}]}\n")
+    args = ["compare", "s.yaml", "--engines", f"paged,{engine}"]
+    assert_refused(capsys, args, "s.yaml:1:", "workload.requests[0].beam_width: is 2", "use engine paged or vllm-v0")
+    assert os.listdir(here) == ["s.yaml"]
+
+
+IDLE = [
+    ("memory: {kv_cache_memory_bytes: 1GiB, num_gpu_blocks_override: 99}", "memory.kv_cache_memory_bytes", "(99)"),
+    ("memory: {gpu_memory_utilization: 0.5, num_gpu_blocks_override: 99}", "memory.gpu_memory_utilization", "(99)"),
+    ("memory: {gpu_memory_utilization: 0.5, kv_cache_memory_bytes: 1GB}", "memory.gpu_memory", "(1,000,000,000)"),
+    ("memory: {swap_space: 4GiB, num_cpu_blocks_override: 7}", "memory.swap_space", "num_cpu_blocks_override (7)"),
+    ("workload: {first: 3}", "workload.first", "there is no trace"),
+    ("workload: {rate: 3}", "workload.rate", "there is no trace"),
+    ("workload: {num_requests: 3, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "num_requests", "written out"),
+    ("workload: {sampling: {n: 2}, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "sampling.n", "have their own"),
+    ("workload: {requests: [{prompt_tokens: 1, output_tokens: 1, n: 999}]}", "requests[0].n: is 999", "be rejected"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "reason"), IDLE)
+def test_what_does_not_count_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str], text: str, key: str, reason: str
+) -> None:
+    Path("s.yaml").write_text(text)
+    assert main(["run", "s.yaml", "--no-plots", "--out", "o", "--set", "horizon=1ms"]) == 0
+    told = capsys.readouterr().err
+    assert "warning: s.yaml:1:" in told
+    assert key in told
+    assert reason in told
+    assert any(reason in warning for warning in json.loads(Path("o/summary.json").read_text())["warnings"])
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
@@ -367,6 +466,55 @@ def test_option(here: Path, capsys: pytest.CaptureFixture[str], args: list[str],
     assert_refused(capsys, ["run", "s.yaml", "--no-plots", *args], *expected)
     assert sorted(os.listdir(here)) == ["mine", "s.yaml"]
     assert os.listdir("mine") == ["thesis.txt"]
+
+
+TRACE = "arrival_s,prompt_tokens,output_tokens\n0,10,20\n1,10,30\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--to", "t.csv"], ["--to t.csv: is the file that is read", "name another"]),
+        (["--to", "./x/../t.csv"], ["is the file that is read"]),
+        (["--to", "link.csv"], ["--to link.csv: is the file that is read"]),
+        (["--to", "none/t2.csv"], ["--to none/t2.csv: there is no folder none", "make it first"]),
+        (["--to", "x"], ["--to x: is a folder"]),
+        (["--to", "t.csv/y"], ["there is no folder t.csv"]),
+        (["--to", "/dev/null"], ["is no regular file"]),
+        (["--picture", "t.csv"], ["--picture t.csv: is the file that is read"]),
+        (["--picture", "none/p.png"], ["there is no folder none"]),
+        (["--to", "a" * 300], ["cannot be written"]),
+    ],
+)
+def test_trace_output(here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: list[str]) -> None:
+    Path("t.csv").write_text(TRACE)
+    Path("link.csv").symlink_to("t.csv")
+    Path("x").mkdir()
+    assert_refused(capsys, ["trace", "t.csv", *args], *expected)
+    assert Path("t.csv").read_text() == TRACE
+    assert sorted(os.listdir(here)) == ["link.csv", "t.csv", "x"]
+
+
+@pytest.mark.parametrize("option", ["--engine", "--engines"])
+def test_an_engine_is_blamed_on_the_option_that_named_it(
+    here: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    Path("s.yaml").write_text(BASE)
+    command = "run" if option == "--engine" else "compare"
+    error = assert_refused(capsys, [command, "s.yaml", option, "pagd"], f"error: {option} pagd: engine: is 'pagd'")
+    assert "--set" not in error
+    assert_refused(
+        capsys, ["explain", "s.yaml", "--request", "1", "--engine", "x"], "error: --engine x: engine: is 'x'"
+    )
+
+
+def test_known_ids_are_told_in_their_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(
+        "workload: {requests: ["
+        + ", ".join(f"{{id: r{number}, prompt_tokens: 1, output_tokens: 1}}" for number in (10, 9, 2, 1, 100))
+        + "]}\n"
+    )
+    assert_refused(capsys, ["explain", "s.yaml", "--request", "r3"], "this workload has r1, r2, r9, ... r100")
 
 
 def test_compare_names_an_unknown_engine(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,12 +174,15 @@ def _bounds(field: Mapping[str, Any]) -> str:
     low = field.get("ge", field.get("minimum"))
     above = field.get("gt", field.get("exclusiveMinimum"))
     high, below = field.get("le", field.get("maximum")), field.get("lt")
-    texts = [f">= {low}" if low is not None else "", f"> {above}" if above is not None else ""]
-    for sign, value in (("<=", high), ("<", below)):
-        if value is not None and value < 1_000_000:
-            texts.append(f"{sign} {value}")
-    shown = ", ".join(text for text in texts if text)
+    signs = ((">=", low), (">", above), ("<=", high), ("<", below))
+    shown = ", ".join(f"{sign} {_number(value)}" for sign, value in signs if value is not None)
     return f" {shown}" if shown else ""
+
+
+def _number(value: float) -> str:
+    if value == 2**63 or value == 2**63 - 1:
+        return "2^63" if value == 2**63 else "2^63 - 1"
+    return f"{value:,.10g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _catalog() -> str:

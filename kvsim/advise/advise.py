@@ -16,6 +16,7 @@ from kvsim.advise.paging import is_paging_worth_it
 from kvsim.advise.rate import highest_rate
 from kvsim.advise.sharing import sharing_saves
 from kvsim.advise.slo import describe_slo, with_slo
+from kvsim.metrics.outdir import check_kind
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.sweeps.executors import default_jobs, local_executor
@@ -68,16 +69,19 @@ def advise(
     jobs: int | None = None,
     out: str | Path | None = None,
     plots: bool = True,
+    force: bool = False,
     progress: Progress | None = None,
     **values: Any,
 ) -> Advice:
     """Block size, request rate, cache size, paging, sharing: each answered by simulating variants of the scenario.
 
     `slo` names goals (`{"ttft": "2s"}`); default: the scenario's. With `out` a page (advice.md), the runs (runs.csv)
-    and pictures are written. Raises ScenarioError.
+    and pictures are written; `force` lets them replace the results of another command. Raises ScenarioError.
     """
     if seeds < 2:
         raise ScenarioError(f"seeds is {seeds}; at least 2 are needed to know how sure an answer is")
+    if out is not None and not force:
+        check_kind(Path(out), "advise")
     base, is_assumed = with_slo(resolve(scenario, values), slo)
     base, notes = _on_blocks(base)
     if is_assumed:
@@ -94,7 +98,7 @@ def advise(
         return advice
     from kvsim.advise.files import write_advice
 
-    return write_advice(advice, base, Path(out), plots=plots)
+    return write_advice(advice, base, Path(out), plots=plots, force=force)
 
 
 def _ask(lab: Lab) -> tuple[Answer, ...]:

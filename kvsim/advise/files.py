@@ -12,9 +12,9 @@ from kvsim.metrics.outdir import output_dir
 from kvsim.scenario.resolve import ResolvedScenario
 
 
-def write_advice(advice: Advice, base: ResolvedScenario, out: Path, *, plots: bool) -> Advice:
+def write_advice(advice: Advice, base: ResolvedScenario, out: Path, *, plots: bool, force: bool = False) -> Advice:
     """advice.md, advice.json, runs.csv, scenario.yaml and pictures: all of it, or nothing. Raises ScenarioError."""
-    with output_dir(out) as folder:
+    with output_dir(out, "advise", force=force) as folder:
         pictures: dict[str, str] = {}
         if plots:
             from kvsim.advise.pictures import draw

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots, Out, ScenarioPath, Sets
+from kvsim.cli.options import Force, Json, NoPlots, Out, ScenarioPath, Sets
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     seeds: Annotated[int, Option("--seeds", min=2, help="Simulations per variant: more are surer, and slower.")] = 6,
     jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
     out: Out = None,
+    force: Force = False,
     as_json: Json = False,
     no_plots: NoPlots = False,
 ) -> None:
@@ -40,7 +41,9 @@ def command(
     goals = None if slo is None else parse_slo(slo)
     folder = Path("results", f"{resolved.scenario.name}-advice") if out is None else out
     with console.progress_bar(f"advise {resolved.scenario.name}") as progress:
-        advice = advise(resolved, slo=goals, seeds=seeds, jobs=jobs, out=folder, plots=not no_plots, progress=progress)
+        advice = advise(
+            resolved, slo=goals, seeds=seeds, jobs=jobs, out=folder, plots=not no_plots, force=force, progress=progress
+        )
     if as_json:
         console.say(json.dumps(advice.as_dict(), indent=2))
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots
+from kvsim.cli.options import Json, NoPlots, check_output
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def command(
     """
     if (measurements is None) == (profile is None):
         raise ScenarioError("calibrate takes either MEASUREMENTS.csv or --profile NAME (with --from-run or --test)")
+    check_output(out, "--out", measurements, test, from_run, workload)
     document: dict[str, object] = {}
     if measurements is not None:
         from kvsim.cost.calibrate import calibrate, calibration_dict
@@ -149,7 +150,7 @@ def _draw(result: Calibration, out: Path) -> Path:
     from kvsim.cost.calibrate import plot_held_out
 
     picture = out.with_suffix(".png")
-    picture.parent.mkdir(parents=True, exist_ok=True)
+    check_output(picture, "--out: the picture")
     plot_held_out(result.held_out, picture)
     return picture
 

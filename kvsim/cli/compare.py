@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -12,6 +11,7 @@ from kvsim.cli import console
 from kvsim.cli.options import (
     Check,
     Debug,
+    Force,
     Json,
     MaxMemory,
     NoPlots,
@@ -23,6 +23,7 @@ from kvsim.cli.options import (
     Sets,
     Timeline,
     parse_record,
+    results_folder,
     split_names,
 )
 
@@ -47,6 +48,7 @@ def command(
         str | None, Option("--engines", help="Engines, with commas between.", show_default=False)
     ] = None,
     out: Out = None,
+    force: Force = False,
     as_json: Json = False,
     no_plots: NoPlots = False,
     record: Record = None,
@@ -70,8 +72,8 @@ def command(
     resolved = load_scenario(scenario, sets)
     names = list(COMPARED) if engines is None else split_names(engines, "--engines")
     for name in names:
-        check_footprint(resolved.with_engine(name), max_memory)
-    folder = Path("results", resolved.scenario.name) if out is None else out
+        check_footprint(resolved.with_engine(name, "--engines"), max_memory)
+    folder = results_folder(out, resolved.scenario.name, "compare", force)
     with console.progress_bar(resolved.scenario.name) as progress:
         options = Options(
             plots=not no_plots,
@@ -82,6 +84,7 @@ def command(
             report=report,
             record=parse_record(record),
             progress=progress,
+            force=force,
         )
         compared = compare_resolved(resolved, names, out=folder, options=options)
     for engine, run in compared.runs.items():

@@ -7,6 +7,8 @@ from typing import Annotated, TypeAlias
 
 from typer import Argument, Option
 
+from kvsim.cli import console
+from kvsim.metrics.outdir import default_dir, results_in
 from kvsim.types import ScenarioError
 
 ScenarioPath: TypeAlias = Annotated[Path, Argument(help="A scenario file (see `kvsim init`).", show_default=False)]
@@ -16,6 +18,9 @@ Sets: TypeAlias = Annotated[
 ]
 Out: TypeAlias = Annotated[
     Path | None, Option("--out", help="Folder for the results; default results/NAME.", show_default=False)
+]
+Force: TypeAlias = Annotated[
+    bool, Option("--force", help="Replace the results of another command, if the folder holds such.")
 ]
 Json: TypeAlias = Annotated[bool, Option("--json", help="Print the figures as JSON and nothing else.")]
 NoPlots: TypeAlias = Annotated[bool, Option("--no-plots", help="Draw no pictures.")]
@@ -33,6 +38,35 @@ MaxMemory: TypeAlias = Annotated[
     str | None,
     Option("--max-memory", help="Refuse to use more than this, such as 4GiB; default: what the machine has."),
 ]
+
+
+def results_folder(out: Path | None, name: str, command: str, force: bool) -> Path:
+    """Where results go: `--out`, else `results/NAME`; beside that, and saying so, if another command's are there."""
+    if out is not None:
+        return out
+    folder = default_dir(name, command, force=force)
+    if folder.name != name:
+        usual = Path("results", name)
+        console.warn(f"{usual} holds the results of kvsim {results_in(usual)}: those of {command} go to {folder}")
+    return folder
+
+
+def check_output(path: Path | None, option: str, *inputs: Path | str | None) -> None:
+    """Raises ScenarioError where a file to write could not be, or is one that is read."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise ScenarioError(f"{option} {path}: is a folder; name the file to write")
+        if not path.parent.is_dir():
+            raise ScenarioError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path.exists() and not path.is_file():
+            raise ScenarioError(f"{option} {path}: is no regular file; name another")
+        for other in inputs:
+            if other is not None and path.exists() and Path(other).exists() and path.samefile(other):
+                raise ScenarioError(f"{option} {path}: is the file that is read; name another")
+    except OSError as error:
+        raise ScenarioError(f"{option} {path}: cannot be written: {error.strerror}; name another file") from None
 
 
 def split_names(text: str, option: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -12,6 +11,7 @@ from kvsim.cli import console
 from kvsim.cli.options import (
     Check,
     Debug,
+    Force,
     Json,
     MaxMemory,
     NoPlots,
@@ -23,6 +23,7 @@ from kvsim.cli.options import (
     Sets,
     Timeline,
     parse_record,
+    results_folder,
 )
 
 PARTS = ("token_states", "reserved", "internal_frag", "external_frag", "cached_idle", "free")
@@ -32,6 +33,7 @@ def command(
     scenario: ScenarioPath,
     sets: Sets = [],  # noqa: B006
     out: Out = None,
+    force: Force = False,
     engine: Annotated[
         str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
     ] = None,
@@ -56,7 +58,7 @@ def command(
 
     resolved = load_scenario(scenario, sets, engine=engine)
     check_footprint(resolved, max_memory)
-    folder = Path("results", resolved.scenario.name) if out is None else out
+    folder = results_folder(out, resolved.scenario.name, "run", force)
     with console.progress_bar(resolved.scenario.name) as progress:
         options = Options(
             plots=not no_plots,
@@ -67,6 +69,7 @@ def command(
             report=report,
             record=parse_record(record),
             progress=progress,
+            force=force,
         )
         result = run_resolved(resolved, out=folder, options=options)
     for text in result.summary["warnings"]:

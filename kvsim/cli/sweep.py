@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Exit, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots, Out, ScenarioPath, Sets
+from kvsim.cli.options import Force, Json, NoPlots, Out, ScenarioPath, Sets, results_folder
 from kvsim.types import ScenarioError
 
 EXIT_SOME_FAILED = 1
@@ -39,6 +39,7 @@ def command(
         str | None, Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster: tcp://HOST:8786.")
     ] = None,
     out: Out = None,
+    force: Force = False,
     as_json: Json = False,
     no_plots: NoPlots = False,
 ) -> None:
@@ -53,7 +54,7 @@ def command(
     from kvsim.sweeps.tables import aggregate
 
     resolved = load_scenario(scenario, sets)
-    folder = Path("results", resolved.scenario.name) if out is None else out
+    folder = results_folder(out, resolved.scenario.name, "sweep", force)
     with console.progress_bar(f"sweep {resolved.scenario.name}") as progress:
         result = sweep(
             resolved,
@@ -65,6 +66,7 @@ def command(
             out=folder,
             plots=not no_plots,
             progress=progress,
+            force=force,
         )
     for row in result.rows:
         if row["status"] == "failed":

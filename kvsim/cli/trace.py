@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json
+from kvsim.cli.options import Json, check_output
 from kvsim.types import ScenarioError
 
 
@@ -59,6 +59,8 @@ def command(
     from kvsim.workload.trace_report import render, trace_report
     from kvsim.workload.traces import load_trace
 
+    check_output(to, "--to", file)
+    check_output(picture, "--picture", file, to)
     trace = load_trace(
         file,
         trace_format,

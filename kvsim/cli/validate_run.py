@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots
+from kvsim.cli.options import Json, NoPlots, check_output
 
 if TYPE_CHECKING:
     from kvsim.validate_run import Comparison
@@ -46,6 +46,8 @@ def command(
     from kvsim.validate_run import compare, load_run, predict, setting_of
     from kvsim.validate_run import plot as draw
 
+    if not no_plots and not json:
+        check_output(plot, "--plot", workload)
     run = load_run(run_dir)
     setting = setting_of(run, gpu=gpu, profile=profile, model=model)
     unfitted = compare(run, predict(run, workload, setting))

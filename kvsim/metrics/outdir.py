@@ -14,22 +14,55 @@ from pathlib import Path
 
 from kvsim.types import ScenarioError
 
-RESULT_FILES = ("summary.json", "compare.csv", "sweep.csv", "scenario.yaml")
-"""A folder that holds one of these is a results folder, and may be replaced."""
+MARKS = {
+    "sweep": ("sweep.csv", "points"),
+    "compare": ("compare.csv",),
+    "advise": ("advice.json",),
+    "run": ("summary.json",),
+}
+"""Command -> what its results folder holds, and those of the commands after it do not."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
+def results_in(path: Path | str) -> str | None:
+    """The command whose results lie in a folder: run, compare, sweep or advise; None where there are none."""
+    for command, names in MARKS.items():
+        if any(os.path.exists(os.path.join(path, name)) for name in names):
+            return command
+    return None
+
+
+def default_dir(name: str, command: str, *, force: bool = False) -> Path:
+    """`results/NAME`; `results/NAME-COMMAND` where that place has the results of another command."""
+    folder = Path("results", name)
+    there = results_in(folder)
+    return folder if force or there in (None, command) else Path("results", f"{name}-{command}")
+
+
+def check_kind(path: Path, command: str) -> None:
+    """Raises ScenarioError where a folder holds the results of another command: they may have taken hours."""
+    there = results_in(path)
+    if there not in (None, command):
+        raise ScenarioError(
+            f"{path}: holds the results of kvsim {there}, which those of kvsim {command} would replace; "
+            "choose another folder (--out DIR), or say --force"
+        )
+
+
 @contextmanager
-def output_dir(path: Path | str) -> Iterator[Path]:
+def output_dir(path: Path | str, command: str = "run", *, force: bool = False) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` when the block ends without an error.
 
     Until then `path` keeps what it has; after an error, or a kill, it still does. Leftovers of killed runs into the
     same place are removed, runs at the same time do not mix (the last one to end is what stays). Raises ScenarioError
-    if the place cannot be written, or holds something that is no result of ours.
+    if the place cannot be written, holds something that is no result of ours, or (without `force`) the results of
+    another command.
     """
-    final = _usable_place(Path(path))
+    final = usable_place(Path(path))
+    if not force:
+        check_kind(Path(path), command)
     with _failures_explained(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(final)
@@ -59,7 +92,8 @@ def remove_leftovers(final: Path) -> None:
             os.close(lock)
 
 
-def _usable_place(path: Path) -> Path:
+def usable_place(path: Path) -> Path:
+    """The path in full, if results may replace what is there. Raises ScenarioError."""
     try:
         final = path.resolve()
         exists, is_dir = final.exists(), final.is_dir()
@@ -71,7 +105,7 @@ def _usable_place(path: Path) -> Path:
     here = Path.cwd()
     if final == here or final in here.parents:
         raise ScenarioError(f"{path}: is the working directory or above it; name a folder of its own for the results")
-    if entries and not entries.intersection(RESULT_FILES):
+    if entries and results_in(final) is None:
         raise ScenarioError(
             f"{path}: is not empty and holds no results of kvsim (for example {sorted(entries)[0]!r}); "
             "choose another folder, so that nothing of yours is replaced"

@@ -181,11 +181,21 @@ Rate: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "inf"}]}),
 ]
 _SIZE_SCHEMA = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "examples": ["40GiB"]})
-_TIME_SCHEMA = WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "examples": ["100ms"]})
+_POSITIVE_SIZE_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["40GiB"]}
+)
+_NS_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1e9}, {"type": "string"}], "examples": ["100ms"]}
+)
+_SECONDS_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e9}, {"type": "string"}], "examples": ["100ms"]}
+)
 Size: TypeAlias = Annotated[int, BeforeValidator(_size), PlainSerializer(format_bytes), _SIZE_SCHEMA]
-PositiveSize: TypeAlias = Annotated[int, BeforeValidator(_positive_size), PlainSerializer(format_bytes), _SIZE_SCHEMA]
-TimeNs: TypeAlias = Annotated[int, BeforeValidator(_ns), PlainSerializer(format_ns), _TIME_SCHEMA]
-Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), _TIME_SCHEMA]
+PositiveSize: TypeAlias = Annotated[
+    int, BeforeValidator(_positive_size), PlainSerializer(format_bytes), _POSITIVE_SIZE_SCHEMA
+]
+TimeNs: TypeAlias = Annotated[int, BeforeValidator(_ns), PlainSerializer(format_ns), _NS_SCHEMA]
+Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), _SECONDS_SCHEMA]
 Pair: TypeAlias = Annotated[
     int | tuple[int, int],
     BeforeValidator(_pair),

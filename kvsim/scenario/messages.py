@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
+from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.layout import homes, keys_at, models_at, types_of
-from kvsim.scenario.words import did_you_mean, shorten
+from kvsim.scenario.words import did_you_mean, likeness, shorten
 from kvsim.scenario.yaml_loader import ABSENT, Key, dotted, look_up
 
 MAX_PROBLEMS = 10
@@ -66,13 +68,25 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     others = [types_of(model)[0] for model in models_at(path) if name in model.model_fields and types_of(model)]
     if others:
         return f"{text} of type {kind}; it belongs to type {' or '.join(others)}"
-    if suggestion := did_you_mean(name, known):
-        return text + suggestion
-    elsewhere = homes().get(str(name)) or homes().get(synonym or "", ())
-    if elsewhere:
-        home = dotted((*elsewhere[0], synonym if synonym and str(name) not in homes() else str(name)))
-        return f"{text} here; did you mean {home}?"
-    return f"{text}; known here: {', '.join(known)}"
+    suggestion, home = did_you_mean(name, known), _home_of(str(name), synonym)
+    if home and (
+        not suggestion or likeness(name, str(home[-1])) > max(likeness(name, word) for word in known) + MUCH_LIKER
+    ):
+        return f"{text} here; did you mean {dotted(home)}?"
+    return text + (suggestion or f"; known here: {', '.join(known)}")
+
+
+MUCH_LIKER = 0.1
+"""A key of another mapping must resemble a misspelt one by so much more than a key of its own mapping does."""
+
+
+def _home_of(name: str, synonym: str | None) -> Key | None:
+    """Where a key of that name, or of one much like it, belongs."""
+    close = get_close_matches(name, homes(), n=1, cutoff=0.8)
+    for word in (name, synonym, *close):
+        if word in homes():
+            return (*homes()[word][0], word)
+    return None
 
 
 def _locate(loc: tuple[Any, ...], data: Any, kind: str) -> Key:
@@ -101,11 +115,23 @@ def _explain(key: Key, item: Any, data: dict[str, Any]) -> str:
         return _tag_missing(key, value)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         known = keys_at(tuple(part for part in key if isinstance(part, str)))
-        return f"is {shown}; it takes keys: {', '.join(known)}" if known else f"is {shown}; it takes keys and values"
+        takes = f"is {shown}; it takes keys: {', '.join(known)}" if known else f"is {shown}; it takes keys and values"
+        return takes + (f"; did you mean {dotted((*key, 'type'))}: {value}?" if _names_a_type(key, value) else "")
     if kind == "value_error":
         reason = str(context.get("error", item["msg"]))
         return reason if isinstance(value, dict) else f"is {shown}; {reason}"
     return f"is {shown}; {_limit(kind, context) or item['msg'][0].lower() + item['msg'][1:]}"
+
+
+def _names_a_type(key: Key, value: object) -> bool:
+    """Whether a single value where a mapping belongs is what its `type:` could be."""
+    models = models_at(tuple(part for part in key if isinstance(part, str)))
+    kinds = [kind for model in models for kind in types_of(model)]
+    return value in kinds or (key in TAKES_CODE and is_import_path(value))
+
+
+TAKES_CODE: tuple[Key, ...] = (("allocator",), ("scheduler",), ("workload",), ("cost",))
+"""Mappings whose `type` may be `package.module:Name`."""
 
 
 def _limit(kind: str, context: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from kvsim.types import ScenarioError
 
 
 class Override(NamedTuple):
-    """One value from the command line; `text` is how it was written."""
+    """One value from the command line or a call; `text` is how it was written: `--set a.b=c`, `--engine paged`."""
 
     key: Key
     value: Any
@@ -22,9 +22,10 @@ def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
     return tuple(_parse(text) for text in texts)
 
 
-def override_of(name: str, value: Any) -> Override:
+def override_of(name: str, value: Any, text: str | None = None) -> Override:
     """An override with a Python value, as `kvsim.run(..., **{name: value})` gives it."""
-    return Override(_key(name, f"{name}={value!r}"), value, f"{name}={value!r}")
+    text = f"{name}={value!r:.100}" if text is None else text
+    return Override(_key(name, text), value, text)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[Override]) -> None:
@@ -37,15 +38,14 @@ def _parse(text: str) -> Override:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ScenarioError(f"--set {text}: must be key=value, such as --set allocator.block_size=32")
-    return Override(_key(name.strip(), text), parse_value(value, f"--set {text}"), text)
+    text = f"--set {text}"
+    return Override(_key(name.strip(), text), parse_value(value, text), text)
 
 
 def _key(name: str, text: str) -> Key:
     parts = name.split(".")
     if not all(part.strip() for part in parts):
-        raise ScenarioError(
-            f"--set {text}: {name!r} is not a key; write names with dots between, such as memory.swap_space"
-        )
+        raise ScenarioError(f"{text}: {name!r} is not a key; write names with dots between, such as memory.swap_space")
     return tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts)
 
 
@@ -57,7 +57,7 @@ def _set(data: dict[str, Any], override: Override) -> None:
     if isinstance(current, list):
         if not isinstance(last, int) or last >= len(current):
             raise ScenarioError(
-                f"--set {override.text}: {dotted(tuple(parents))} is a list of {len(current)}; give an index below that"
+                f"{override.text}: {dotted(tuple(parents))} is a list of {len(current)}; give an index below that"
             )
         current[last] = override.value
     else:
@@ -68,14 +68,14 @@ def _descend(current: Any, part: str | int, override: Override, depth: int) -> A
     if isinstance(current, list):
         if not isinstance(part, int) or part >= len(current):
             path = dotted(override.key[:depth])
-            raise ScenarioError(f"--set {override.text}: {path} is a list of {len(current)}; give an index below that")
+            raise ScenarioError(f"{override.text}: {path} is a list of {len(current)}; give an index below that")
         return current[part]
     name = _name(current, part)
     if current.get(name) is None:
         current[name] = {}
     if not isinstance(current[name], dict | list):
         path = dotted(override.key[: depth + 1])
-        raise ScenarioError(f"--set {override.text}: {path} is the single value {current[name]!r:.60}; it has no keys")
+        raise ScenarioError(f"{override.text}: {path} is the single value {current[name]!r:.60}; it has no keys")
     return current[name]
 
 

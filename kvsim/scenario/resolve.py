@@ -46,16 +46,20 @@ class ResolvedScenario:
     """The file, the command line and the engine's preset laid over each other, before defaults."""
 
     def where(self, key: Key) -> str:
-        """Where a key was given, for messages: `--set ...`, or `file:line:column`."""
+        """Where a key was given, for messages: `--set ...`, `--engine ...`, or `file:line:column`."""
         return _where(key, self.document, self.overrides)
 
-    def with_engine(self, engine: str) -> ResolvedScenario:
-        """The same scenario under another engine; keys that engine does not have are left out."""
-        return self.with_values({"engine": engine})
+    def with_engine(self, engine: str, option: str = "engine") -> ResolvedScenario:
+        """The same scenario under another engine; keys that engine does not have are left out.
 
-    def with_values(self, values: Mapping[str, Any]) -> ResolvedScenario:
-        """The same scenario with some values changed, by dotted key. Raises ScenarioError."""
-        changes = tuple(override_of(name, value) for name, value in values.items())
+        `option` is what messages call the place where the engine was named.
+        """
+        return resolve(self.document, (*self.overrides, _engine_override(engine, option)))
+
+    def with_values(self, values: Mapping[str, Any], option: str | None = None) -> ResolvedScenario:
+        """The same scenario with values changed, by dotted key; `option` as in `with_engine`. Raises ScenarioError."""
+        texts = {name: None if option is None else f"{option} {name}={value}" for name, value in values.items()}
+        changes = tuple(override_of(name, value, texts[name]) for name, value in values.items())
         return resolve(self.document, (*self.overrides, *changes))
 
     def origin(self, key: Key) -> str:
@@ -93,8 +97,12 @@ def load_scenario(path: Path | str, overrides: Iterable[str] = (), *, engine: st
     """Read, complete and check a scenario. `overrides` are texts `key=value`. Raises ScenarioError."""
     parsed = parse_overrides(overrides)
     if engine is not None:
-        parsed = (*parsed, Override(("engine",), engine, f"engine={engine}"))
+        parsed = (*parsed, _engine_override(engine, "--engine"))
     return resolve(load_yaml(path), parsed)
+
+
+def _engine_override(engine: str, option: str) -> Override:
+    return Override(("engine",), engine, f"{option} {engine}")
 
 
 def scenario_from_text(text: str, source: str = "scenario.yaml", overrides: Iterable[str] = ()) -> ResolvedScenario:
@@ -240,7 +248,7 @@ def _find(text: str, key: Key, base: Path, document: Document, overrides: tuple[
 def _where(key: Key, document: Document, overrides: tuple[Override, ...]) -> str:
     for override in reversed(overrides):
         if key[: len(override.key)] == override.key:
-            return f"--set {override.text}"
+            return str(override.text)
     return document.where(key)
 
 

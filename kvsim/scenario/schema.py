@@ -74,15 +74,21 @@ class ModelGeometry(Block):
     dtype: Dtype = "float16"
     """Of weights, and of the KV cache unless kv_cache_dtype says otherwise."""
     num_attention_heads: Annotated[Int, Field(ge=1, le=100_000)] | None = None
+    """Query heads."""
     hidden_size: Annotated[Int, Field(ge=1, le=10_000_000)] | None = None
+    """Width of the model."""
     intermediate_size: Annotated[Int, Field(ge=1, le=10_000_000)] | None = None
+    """Width of the MLP."""
     vocab_size: Count | None = None
+    """Tokens of the vocabulary."""
     weight_bytes: PositiveSize | None = None
     """Size of the weights, to know what memory they leave; null: counted from the shapes."""
     max_position_embeddings: Count | None = None
+    """Longest text: prompt and output together, where the scheduler sets no max_model_len."""
     model_type: Text | None = None
     """The family, to count weights."""
     sliding_window: Count | None = None
+    """Of the model, to describe it; blocks are freed by allocator.sliding_window."""
     kv_lora_rank: Count | None = None
     """MLA: elements of the latent that replaces K and V."""
     qk_rope_head_dim: Count | None = None
@@ -95,6 +101,7 @@ class GpuSpec(Block):
     memory: PositiveSize
     """Device memory."""
     name: Text | None = None
+    """What the results call it."""
 
 
 class Memory(Block):
@@ -125,7 +132,8 @@ class PagedMemory(Block):
     free_list: Literal["fifo", "lifo", "lru", "exclusive_first"] = "fifo"
     """Which free block is handed out next."""
     sliding_window: Count | None = None
-    """Tokens a sequence still reads; blocks wholly outside are freed or reused. null: all."""
+    """Tokens a sequence still reads, a multiple of block_size; excludes enable_prefix_caching. Blocks wholly outside
+    are freed or reused. null: all."""
     null_block: Bool = False
     """Block 0 is set aside, as in today's vLLM."""
 
@@ -389,13 +397,19 @@ class Scenario(Block):
     kv_cache_dtype: CacheDtype = "auto"
     """Of the KV cache; auto: the model's."""
     memory: Memory = Memory()
+    """How much KV cache there is."""
     allocator: AnyAllocator = PagedMemory()
+    """How it is divided."""
     scheduler: AnyScheduler = ContinuousScheduler()
+    """Who runs next, and who is preempted."""
     workload: AnyWorkload = Workload()
+    """Who sends what, and when."""
     cost: AnyCost = LinearCostConfig()
+    """How long a step takes."""
     slo: Slo = Slo()
+    """Goals of latency."""
     horizon: TimeNs | None = None
-    """The clock stops here; null: when all is done."""
+    """The clock stops here, above 0; null: when all is done."""
     engine_loop: Literal["calendar", "plain"] = "calendar"
     """plain: without the block-boundary calendar; slower, same results."""
     upstream_faults: Bool = False

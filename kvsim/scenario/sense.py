@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvsim.scenario.fields import Custom
 from kvsim.scenario.layout import blocks, keys_at
-from kvsim.scenario.messages import join
+from kvsim.scenario.messages import join, unknown_key
 from kvsim.scenario.pool import Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,
     KernelCostConfig,
+    Memory,
     NoEvictScheduler,
     PagedMemory,
     Scenario,
@@ -21,7 +22,7 @@ from kvsim.scenario.schema import (
     VllmV1Scheduler,
 )
 from kvsim.scenario.words import did_you_mean, shorten
-from kvsim.scenario.workload_schema import FixedLengths, UniformLengths, Workload
+from kvsim.scenario.workload_schema import FixedLengths, Sampling, UniformLengths, Workload
 from kvsim.scenario.yaml_loader import Key, dotted
 from kvsim.types import ScenarioError
 
@@ -118,6 +119,18 @@ def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
         yield Finding(("scheduler", "max_model_len"), "is not given and the model has none; a reservation needs it")
 
 
+def _memory_is_said_once(scenario: Scenario) -> Iterator[Finding]:
+    memory, default = scenario.memory, Memory()
+    counts = "num_gpu_blocks_override" if memory.num_gpu_blocks_override is not None else "kv_cache_memory_bytes"
+    value = getattr(memory, counts)
+    for name in ("gpu_memory_utilization", "kv_cache_memory_bytes"):
+        if value is not None and name != counts and getattr(memory, name) != getattr(default, name):
+            yield Finding(("memory", name), f"is not used: {counts} ({value:,}) says how much there is", False)
+    if memory.num_cpu_blocks_override is not None and memory.swap_space:
+        text = f"is not used: num_cpu_blocks_override ({memory.num_cpu_blocks_override:,}) says how much there is"
+        yield Finding(("memory", "swap_space"), text, False)
+
+
 def _profile_exists(scenario: Scenario) -> Iterator[Finding]:
     if not isinstance(scenario.cost, KernelCostConfig):
         return
@@ -197,6 +210,50 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
                 ("workload", "sampling", name),
                 f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): no request could run",
             )
+    for key, name, width in _written_widths(workload):
+        if width > scheduler.max_num_seqs:
+            text = f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): it will be rejected"
+            yield Finding((*key, name), text, False)
+
+
+def _written_widths(workload: Workload) -> Iterator[tuple[Key, str, int]]:
+    """Entry, key and value wherever a request that is written out asks for samples or beams."""
+    for index, row in enumerate(workload.requests or ()):
+        for name, usual in (("n", 1), ("beam_width", 0)):
+            if isinstance(row.get(name), int) and row[name] > usual:
+                yield ("workload", "requests", index), name, row[name]
+
+
+def _written_requests_can_be_read(scenario: Scenario) -> Iterator[Finding]:
+    if isinstance(scenario.workload, Custom) or scenario.workload.requests is None:
+        return
+    from kvsim.workload.written import bad_cells
+
+    for index, bad in bad_cells(scenario.workload.requests):
+        yield Finding(("workload", "requests", index, *([bad.column] if bad.column else [])), str(bad))
+
+
+_OF_TRACES = (
+    "trace_format", "hash_block_size", "chars_per_token", "on_bad_row", "first", "window", "speed", "rate", "repeat",
+)  # fmt: skip
+_OF_DRAWN_REQUESTS = (
+    "num_requests", "arrivals", "lengths", "max_output_tokens", "content", "priorities", "abort",
+)  # fmt: skip
+
+
+def _workload_keys_are_used(scenario: Scenario) -> Iterator[Finding]:
+    workload = scenario.workload
+    if isinstance(workload, Custom) or workload.trace is not None:
+        return
+    idle = dict.fromkeys(_OF_TRACES, "there is no trace")
+    if workload.requests is not None:
+        idle |= dict.fromkeys(_OF_DRAWN_REQUESTS, "the requests are written out")
+    for name, reason in idle.items():
+        if getattr(workload, name) != Workload.model_fields[name].default:
+            yield Finding(("workload", name), f"is not used: {reason}", False)
+    for name in ("n", "beam_width", "lengths") if workload.requests is not None else ():
+        if getattr(workload.sampling, name) != Sampling.model_fields[name].default:
+            yield Finding(("workload", "sampling", name), "is not used: written requests have their own", False)
 
 
 def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
@@ -204,15 +261,17 @@ def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
     if isinstance(workload, Custom):
         return
     sampling = workload.sampling
+    beams: list[tuple[Key, int]] = []
     if sampling.beam_width > 0:
-        engine = None
-        if isinstance(scenario.allocator, ContiguousMemory):
-            engine = "contiguous memory, which cannot share blocks, has"
-        elif isinstance(scheduler, VllmV1Scheduler):
-            engine = f"the {scheduler.type} scheduler has"
-        if engine is not None:
-            text = f"is {sampling.beam_width}, and {engine} no beam search: use engine paged or vllm-v0, or n"
-            yield Finding(("workload", "sampling", "beam_width"), text)
+        beams.append((("workload", "sampling", "beam_width"), sampling.beam_width))
+    beams += [((*key, name), width) for key, name, width in _written_widths(workload) if name == "beam_width"]
+    engine = None
+    if isinstance(scenario.allocator, ContiguousMemory):
+        engine = "contiguous memory, which cannot share blocks, has"
+    elif isinstance(scheduler, VllmV1Scheduler):
+        engine = f"the {scheduler.type} scheduler has"
+    for key, width in beams if engine is not None else ():
+        yield Finding(key, f"is {width}, and {engine} no beam search: use engine paged or vllm-v0, or n")
     if workload.sessions is not None and max(sampling.n, sampling.beam_width) > 1:
         yield Finding(
             ("workload", "sampling"), "is for single requests: a session goes on with one answer; leave it out"
@@ -253,9 +312,8 @@ def _sweep_varies_known_keys(scenario: Scenario) -> Iterator[Finding]:
         yield Finding(("sweep", "vary"), "is empty; name at least one key and its values")
     for name in scenario.sweep.vary:
         *parents, last = name.split(".")
-        known = keys_at(tuple(parents))
-        if tuple(parents) in blocks() and last not in known and last != "*":
-            yield Finding(("sweep", "vary", name), f"unknown key{did_you_mean(last, known)}")
+        if tuple(parents) in blocks() and last not in (*keys_at(tuple(parents)), "*"):
+            yield Finding(("sweep", "vary", name), unknown_key((*parents, last), {}))
         elif tuple(parents) not in blocks():
             paths = [".".join(path) for path in blocks()]
             yield Finding(("sweep", "vary", name), f"unknown key{did_you_mean('.'.join(parents), paths)}")
@@ -266,10 +324,13 @@ def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
 
 
 CHECKS: tuple[Check, ...] = (
+    _memory_is_said_once,
     _profile_exists,
     _parts_fit_each_other,
     _window_fits,
     _budget_fits,
+    _written_requests_can_be_read,
+    _workload_keys_are_used,
     _width_fits,
     _decoding_fits,
     _lengths_can_be_drawn,

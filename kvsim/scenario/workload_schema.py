@@ -159,7 +159,7 @@ class Sampling(Block):
 
     @model_validator(mode="after")
     def _one_mode(self) -> Self:
-        if self.n > 1 and self.beam_width > 1:
+        if self.n > 1 and self.beam_width > 0:
             raise ValueError("n and beam_width exclude each other: a request is sampled or searched")
         return self
 
@@ -168,25 +168,33 @@ class SystemPrompt(Block):
     """A text that the requests of a group begin with."""
 
     num_groups: Count = 1
+    """Texts to choose from."""
     zipf: Annotated[Number, Field(ge=0, le=100)] = 1.0
     """How unequal the groups are; 0: equal."""
     tokens: Count = 1024
+    """Length of each."""
 
 
 class FewShot(Block):
     """Worked examples behind the system prompt."""
 
     num_groups: Count = 1
+    """Tasks to choose from."""
     zipf: Annotated[Number, Field(ge=0, le=100)] = 0.0
+    """How unequal the tasks are; 0: equal."""
     num_examples: Count = 5
+    """Examples in each."""
     example_tokens: Count = 68
+    """Length of an example."""
 
 
 class Content(Block):
     """What prompts have in common."""
 
     system_prompt: SystemPrompt | None = None
+    """A text that groups of requests begin with."""
     few_shot: FewShot | None = None
+    """Worked examples behind it."""
     num_loras: CountOrZero = 0
     """LoRA adapters, one drawn for each request: their caches are apart."""
 
@@ -202,6 +210,7 @@ class Sessions(Block):
     think_time: Seconds = 0.0
     """Mean time between an answer and the next turn."""
     think_time_distribution: Literal["exponential", "constant"] = "exponential"
+    """Around that mean, or exactly that."""
     max_context: Count | None = None
     """A session ends before a prompt would be longer."""
     truncate_to: Count | None = None
@@ -218,9 +227,11 @@ class Abort(Block):
     """Clients that give up."""
 
     probability: Share = 0.0
+    """Share of the requests whose client gives up."""
     after: Seconds = 10.0
     """Time after arrival: the mean, or exactly."""
     distribution: Literal["exponential", "constant"] = "exponential"
+    """Around that mean, or exactly that."""
 
 
 def _workload_tag(value: Any) -> str:
@@ -240,6 +251,7 @@ class Workload(Block):
     max_output_tokens: Count | None = None
     """What a client allows; longer outputs are cut there. null: a client knows its output's length."""
     sampling: Sampling = Sampling()
+    """How outputs are decoded."""
     trace: Text | None = None
     """A file of requests (Azure, Mooncake, BurstGPT, Vidur, ShareGPT, or plain CSV); replaces arrivals and lengths."""
     trace_format: Literal["azure", "mooncake", "burstgpt", "vidur", "sharegpt", "csv"] | None = None
@@ -265,9 +277,11 @@ class Workload(Block):
     content: Content | None = None
     """What prompts share; null: nothing, or what the trace says."""
     sessions: Sessions | None = None
+    """Conversations instead of single requests."""
     priorities: dict[IntKey, Positive] | None = None
     """Shares of priorities (lower is more urgent): {0: 0.2, 1: 0.8}."""
     abort: Abort | None = None
+    """Clients that give up."""
     requests: tuple[dict[str, Any], ...] | None = None
     """Requests written out: keys as the columns of a plain CSV, and id, beam_width, abort_s."""
 
@@ -277,6 +291,9 @@ class Workload(Block):
             raise ValueError("requests is an empty list: the workload is empty; write at least one request")
         if self.requests is not None and self.trace is not None:
             raise ValueError("requests and trace exclude each other; keep one")
+        if self.sessions is not None and (self.requests is not None or self.trace is not None):
+            other = "requests" if self.requests is not None else "trace"
+            raise ValueError(f"sessions and {other} exclude each other: sessions make their own requests; keep one")
         if self.rate is not None and self.speed != 1.0:
             raise ValueError("rate and speed exclude each other: both rescale the times")
         if isinstance(self.arrivals, TraceArrivals) and self.trace is None:

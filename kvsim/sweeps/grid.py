@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
+from kvsim.scenario.messages import join
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import Sweep
 from kvsim.scenario.yaml_loader import parse_scalar
@@ -27,16 +28,12 @@ RANGE_SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Point:
-    """One scenario of a sweep: the varied keys with their values, the seed, and the scenario in full.
-
-    `scenario` is None where the values contradict each other; `error` says why.
-    """
+    """One scenario of a sweep: the varied keys with their values, the seed, and the scenario in full."""
 
     index: int
     values: dict[str, Any]
     seed: int
-    scenario: ResolvedScenario | None = None
-    error: str = ""
+    scenario: ResolvedScenario
 
     @cached_property
     def key(self) -> str:
@@ -44,8 +41,6 @@ class Point:
 
         That is the scenario, the content of the files it names, and the program's version.
         """
-        if self.scenario is None:
-            return _digest(__version__, str(self.seed), self.error)
         values = self.scenario.scenario.model_dump(mode="json", exclude={"sweep", "record", "timeline"})
         return _digest(__version__, json.dumps(values), *(_file_digest(name) for _, name in files_of(self.scenario)))
 
@@ -61,31 +56,36 @@ def make_grid(
     *,
     seeds: Sequence[int],
     is_zipped: bool = False,
+    option: str = "vary",
 ) -> list[Point]:
     """Every combination of the values (or, zipped, the lists side by side), each with every seed.
 
-    Raises ScenarioError for a key that no scenario has, and if no point at all makes sense.
+    `option` is what messages call the place that says what is varied. Raises ScenarioError for a key that no scenario
+    has, and for values of which some combination makes no sense: before anything is simulated.
     """
     if "seed" in vary:
         raise ScenarioError("sweep: seed is not varied like other keys: say --seeds 1,2,7, or seeds: [1, 2, 7]")
     num_points = len(seeds) * (1 if is_zipped else math.prod(map(len, vary.values())))
     if num_points > MAX_POINTS:
         raise ScenarioError(f"sweep: has {num_points:,} points; at most {MAX_POINTS:,} are run")
-    combinations = list(_combinations(vary, is_zipped))
     points: list[Point] = []
+    problems: dict[str, None] = {}
+    num_bad = 0
+    combinations = list(_combinations(vary, is_zipped))
     for values in combinations:
-        for seed in seeds:
-            points.append(_point(base, len(points), values, seed))
-    if points and all(point.scenario is None for point in points):
-        raise ScenarioError(points[0].error)
+        try:
+            for seed in seeds:
+                points.append(Point(len(points), values, seed, base.with_values({**values, "seed": seed}, option)))
+        except ScenarioError as error:
+            num_bad += 1
+            problems |= dict.fromkeys(str(error).split("\n"))
+    if num_bad:
+        what = "the values" if num_bad == len(combinations) else f"{num_bad} of {len(combinations)} combinations"
+        raise ScenarioError(
+            f"sweep: {what} make no sense, nothing was run:\n{join(problems)}\n"
+            "leave those values out, or list the combinations that make sense side by side (--zip)"
+        )
     return points
-
-
-def _point(base: ResolvedScenario, index: int, values: dict[str, Any], seed: int) -> Point:
-    try:
-        return Point(index, values, seed, base.with_values({**values, "seed": seed}))
-    except ScenarioError as error:
-        return Point(index, values, seed, None, str(error))
 
 
 def files_of(resolved: ResolvedScenario) -> list[tuple[tuple[str, ...], str]]:

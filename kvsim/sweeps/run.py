@@ -69,29 +69,32 @@ def sweep(
     dask: str | None = None,
     out: str | Path | None = None,
     plots: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
     **values: Any,
 ) -> SweepResult:
     """Run a scenario over a grid of values: `sweep("chat.yaml", {"allocator.block_size": [8, 16, 32]}, seeds=3)`.
 
     What is not given comes from the scenario's `sweep:` block. With `out` every finished point is kept there, and the
-    same call continues where it was stopped. Raises ScenarioError.
+    same call continues where it was stopped; `force` lets it replace the results of another command. Raises
+    ScenarioError.
     """
     base = resolve(scenario, values)
     block = base.scenario.sweep
     chosen = {name: values_of(given, f"vary {name}") for name, given in (vary or {}).items()}
+    option = "--vary"
     if not chosen and block is not None:
-        chosen = vary_of(block)
+        chosen, option = vary_of(block), "sweep.vary"
     if not chosen:
         raise ScenarioError("sweep: nothing is varied; give --vary key=a,b,c, or the scenario a sweep: block")
     given_seeds = seeds if seeds is not None else block.seeds if block is not None else 1
     is_zipped = zip if zip is not None else block.zip if block is not None else False
     chosen_seeds = seeds_of(given_seeds, base.scenario.seed)
-    points = make_grid(base, chosen, seeds=chosen_seeds, is_zipped=is_zipped)
+    points = make_grid(base, chosen, seeds=chosen_seeds, is_zipped=is_zipped, option=option)
     where = _Workers(jobs or default_jobs(), dask)
     if out is None:
         return SweepResult(rows_of(points, _Runner(points, where, None, progress).run()), tuple(chosen))
-    with owned(Path(out)) as store:
+    with owned(Path(out), force=force) as store:
         again = base.with_values({"sweep": {"vary": chosen, "zip": is_zipped, "seeds": list(chosen_seeds)}})
         files = _Files(Path(out), points, tuple(chosen), again.to_yaml())
         runner = _Runner(points, where, store, progress)
@@ -146,9 +149,7 @@ class _Runner:
 
     def _take_stock(self) -> None:
         for point in self.points:
-            if point.scenario is None:
-                self.results[point.index] = Done({}, point.error)
-            elif self.store is not None and (done := self.store.load(point)) is not None:
+            if self.store is not None and (done := self.store.load(point)) is not None:
                 self.results[point.index] = done
         self._tell()
 
@@ -249,7 +250,6 @@ def _aside(out: Path) -> Iterator[Path]:
 
 def _task(point: Point, pack: Callable[[str], bytes] | None = None) -> Task:
     """The point as a worker gets it; files come along where `pack` says how."""
-    assert point.scenario is not None
     files = files_of(point.scenario) if pack is not None else []
     return Task(point.scenario.to_yaml(), tuple(File(key, name, pack(name)) for key, name in files if pack))
 

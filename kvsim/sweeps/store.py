@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvsim.metrics.outdir import check_kind, results_in, usable_place
 from kvsim.sweeps.grid import Point
 from kvsim.sweeps.work import Done
 from kvsim.types import ScenarioError
@@ -42,13 +43,18 @@ class PointStore:
 
 
 @contextmanager
-def owned(out: Path) -> Iterator[PointStore]:
+def owned(out: Path, *, force: bool = False) -> Iterator[PointStore]:
     """The store of a results folder, which no other sweep may use meanwhile.
 
-    What killed sweeps left half-written is removed. Raises ScenarioError where the folder cannot be written, or
-    another sweep is writing it.
+    What killed sweeps left half-written is removed. Raises ScenarioError where the folder cannot be written, another
+    sweep is writing it, or it holds what is no sweep's; with `force` the results of another command are removed.
     """
     store = PointStore(out)
+    if force and results_in(out) not in (None, "sweep"):
+        shutil.rmtree(usable_place(out), ignore_errors=True)
+    check_kind(out, "sweep")
+    if results_in(out) is None and (out / "scenario.yaml").exists():
+        raise ScenarioError(f"{out / 'scenario.yaml'}: is no sweep's, and would be replaced; choose another --out")
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)

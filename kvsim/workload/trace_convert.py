@@ -26,8 +26,10 @@ _CODES = frozenset({"prefix_group", "session"})
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write the trace to `path`: `.jsonl` as Mooncake's lines, anything else as a plain CSV (hash ids are lost there).
 
-    The file appears whole or not at all. Raises ScenarioError where it cannot be written.
+    The file appears whole or not at all. Raises ScenarioError where it cannot be written, or is the trace itself.
     """
+    if os.path.exists(path) and os.path.exists(trace.path) and os.path.samefile(path, trace.path):
+        raise ScenarioError(f"{path}: is the trace itself; write to another file")
     if trace.arrival_ns is None and str(path).endswith(".jsonl"):
         raise ScenarioError(f"{path}: {trace.path} has no arrival times, which these lines need; write a .csv")
     write = _write_lines if str(path).endswith(".jsonl") else _write_csv
@@ -37,7 +39,6 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def _atomically(path: Path, write: Callable[[TextIO], None]) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("w", encoding="utf-8", newline="") as text:
             write(text)
         unfinished.replace(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -13,7 +13,7 @@ from kvsim.types import ScenarioError
 from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT
 from kvsim.workload.source import ListSource, SessionSource, Source
 from kvsim.workload.streams import mix
-from kvsim.workload.trace_files import BadRow, parse_int, parse_seconds
+from kvsim.workload.trace_files import BadRow, MissingKey, parse_int, parse_seconds
 
 KEYS = (
     "id",
@@ -36,33 +36,37 @@ def written_source(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Source:
 
     Requests of one `session` share its text and follow each other. Raises ScenarioError naming entry, key and value.
     """
-    groups: dict[object, int] = {}
+    for index, bad in bad_cells(rows):
+        raise ScenarioError(f"workload.requests[{index}]{bad.column and f'.{bad.column}'}: {bad}")
+    groups: dict[str, int] = {}
     requests = []
-    sessions: dict[object, list[Request]] = {}
+    sessions: dict[str, list[Request]] = {}
     for index, row in enumerate(rows):
-        try:
-            request = _request(index, row, groups, list(sessions), seed)
-        except BadRow as bad:
-            raise ScenarioError(f"workload.requests[{index}].{bad.column}: {bad}") from None
+        request = _request(index, row, groups, list(sessions), seed)
         requests.append(request)
-        sessions.setdefault(row.get("session", f"alone {index}"), []).append(request)
-    _check_ids(requests)
-    if any("session" in row for row in rows):
+        session = _name(row, "session")
+        # A session's name is a text: no number stands for one.
+        sessions.setdefault(f"alone {index}" if session is None else f"session {session}", []).append(request)
+    if any(row.get("session") is not None for row in rows):
         return SessionSource([WrittenSession(turns) for turns in sessions.values()])
     return ListSource(requests)
 
 
-def _check_ids(requests: Sequence[Request]) -> None:
-    seen: set[str] = set()
-    for request in requests:
-        if request.request_id in seen:
-            raise ScenarioError(f"workload.requests: id {request.request_id!r} is there twice; ids must differ")
-        seen.add(request.request_id)
+def bad_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, BadRow]]:
+    """The number of each entry that cannot be used, and what is wrong with which of its keys."""
+    seen: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        try:
+            request_id = _request(index, row, {}, [], 0).request_id
+            if request_id in seen:
+                raise BadRow("id", request_id, f"is there twice: entry {seen[request_id]} has it too; ids must differ")
+        except BadRow as bad:
+            yield index, bad
+        else:
+            seen[request_id] = index
 
 
-def _request(
-    index: int, row: Mapping[str, Any], groups: dict[object, int], sessions: list[object], seed: int
-) -> Request:
+def _request(index: int, row: Mapping[str, Any], groups: dict[str, int], sessions: list[str], seed: int) -> Request:
     if not isinstance(row, Mapping):
         raise BadRow("", row, f"is no mapping; known keys: {', '.join(KEYS)}")
     for key in row:
@@ -72,20 +76,21 @@ def _request(
             raise BadRow(str(key), row[key], f"has an unknown key{hint}; known: {', '.join(KEYS)}")
     prompt_len = _count(row, "prompt_tokens", 1)
     output_len = _count(row, "output_tokens", 1)
-    arrival_ns = parse_seconds("arrival_s", row.get("arrival_s", 0))
+    arrival_ns = parse_seconds("arrival_s", 0 if row.get("arrival_s") is None else row["arrival_s"])
     max_output_len = _count(row, "max_output_tokens", output_len, output_len)
     prompt = _prompt(index, row, prompt_len, groups, sessions)
     last = prompt.pieces[-1]
     assert isinstance(last, Segment)
-    talks = "session" in row
+    talks = row.get("session") is not None
+    request_id = _name(row, "id")
     return Request(
-        request_id=str(row.get("id", index)),
+        request_id=str(index) if request_id is None else request_id,
         arrival_ns=arrival_ns,
         prompt=prompt,
         output_len=output_len,
         max_output_len=max_output_len,
-        sampling=Sampling(n=_count(row, "n", 1, 1), beam_width=_count(row, "beam_width", 0, 0)),
-        priority=parse_int("priority", row.get("priority", 0), -(2**31)),
+        sampling=_sampling(row, talks),
+        priority=_count(row, "priority", -(2**31), 0),
         output=TokenStream.from_segment(last.source, output_len, last.start + last.length) if talks else None,
         abort_ns=arrival_ns + parse_seconds("abort_s", row["abort_s"]) if row.get("abort_s") is not None else None,
         seed=mix(seed, index) >> 1,
@@ -96,26 +101,48 @@ def _count(row: Mapping[str, Any], key: str, low: int, default: int | None = Non
     value = row.get(key, default)
     if value is None:
         if default is None:
-            raise BadRow(key, None, "is missing")
+            raise MissingKey(key, row)
         return default
     return parse_int(key, value, low)
 
 
+def _name(row: Mapping[str, Any], key: str) -> str | None:
+    """A text, or a number read as one; None where there is none."""
+    value = row.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRow(key, value, "is no name; write a text or a number")
+    return str(value)
+
+
+def _sampling(row: Mapping[str, Any], talks: bool) -> Sampling:
+    n, beam_width = _count(row, "n", 1, 1), _count(row, "beam_width", 0, 0)
+    if n > 1 and beam_width > 0:
+        raise BadRow("beam_width", beam_width, f"and n ({n}) exclude each other: a request is sampled or searched")
+    if talks and max(n, beam_width) > 1:
+        name = "n" if n > 1 else "beam_width"
+        raise BadRow(name, max(n, beam_width), "is for single requests: a session goes on with one answer")
+    return Sampling(n=n, beam_width=beam_width)
+
+
 def _prompt(
-    index: int, row: Mapping[str, Any], prompt_len: int, groups: dict[object, int], sessions: list[object]
+    index: int, row: Mapping[str, Any], prompt_len: int, groups: dict[str, int], sessions: list[str]
 ) -> TokenStream:
-    shared = _count(row, "prefix_tokens", 0, 0) if row.get("prefix_group") is not None else 0
+    group, session = _name(row, "prefix_group"), _name(row, "session")
+    shared = _count(row, "prefix_tokens", 0, 0)
     if shared > prompt_len:
         raise BadRow("prefix_tokens", shared, f"is more than the prompt's {prompt_len} tokens")
+    if shared and group is None:
+        raise BadRow("prefix_tokens", shared, "needs a prefix_group that says whose prefix it is")
     source = OWN_TEXT + index
-    if "session" in row:
-        known = row["session"] in sessions
-        source = SESSION_TEXT + (sessions.index(row["session"]) if known else len(sessions))
+    if session is not None:
+        name = f"session {session}"
+        source = SESSION_TEXT + (sessions.index(name) if name in sessions else len(sessions))
     own = Segment(source, 0, prompt_len - shared)
-    if not shared:
+    if not shared or group is None:
         return TokenStream((own,))
-    group = groups.setdefault(str(row["prefix_group"]), len(groups))
-    return TokenStream((Segment(PREFIX_GROUP + group, 0, shared), own))
+    return TokenStream((Segment(PREFIX_GROUP + groups.setdefault(group, len(groups)), 0, shared), own))
 
 
 class WrittenSession:

@@ -93,6 +93,22 @@ def test_run_writes_everything(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert "requests completed" in text
 
 
+def test_commands_of_one_scenario_keep_each_others_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["--vary", "allocator.block_size=8,16", "--jobs", "1"]
+    for command in (["compare", "s.yaml", "--engines", "paged"], ["run", "s.yaml"], ["sweep", "s.yaml", *vary]):
+        for _ in range(2):
+            assert main([*command, "--no-plots"]) == 0
+    told = capsys.readouterr()
+    assert sorted(os.listdir("results")) == ["small", "small-run", "small-sweep"]
+    assert "results in results/small-run\n" in told.out
+    assert "warning: results/small holds the results of kvsim compare: those of sweep go to" in told.err
+    assert {"compare.csv"} <= set(os.listdir("results/small"))
+    assert main(["run", "s.yaml", "--no-plots", "--out", "results/small"]) == 2
+    assert "holds the results of kvsim compare" in capsys.readouterr().err
+    assert main(["run", "s.yaml", "--no-plots", "--force"]) == 0
+    assert "compare.csv" not in os.listdir("results/small")
+
+
 def test_run_again_from_the_resolved_scenario_gives_the_same_bytes(here: Path) -> None:
     assert main(["run", "s.yaml", "--out", "one", "--no-plots", "--set", "seed=3"]) == 0
     assert main(["run", "one/scenario.yaml", "--out", "two", "--no-plots"]) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.metrics import outdir
-from kvsim.metrics.outdir import output_dir
+from kvsim.metrics.outdir import MARKS, default_dir, output_dir, results_in
 from kvsim.types import ScenarioError
 
 
@@ -125,7 +125,7 @@ def test_a_link_to_a_folder_keeps_being_one(tmp_path: Path) -> None:
 SCRIPT = textwrap.dedent(
     """
     import sys, time
-    from kvsim.metrics.outdir import output_dir
+    from kvsim.metrics.outdir import MARKS, default_dir, output_dir, results_in
     with output_dir(sys.argv[1]) as folder:
         for index in range(200):
             (folder / f"{index}.csv").write_text(sys.argv[2])
@@ -152,3 +152,35 @@ def test_sigkill_leaves_the_previous_result(tmp_path: Path) -> None:
     fill(out, "newer")
     assert (out / "summary.json").read_text() == "newer"
     assert os.listdir(tmp_path) == ["r"]
+
+
+@pytest.mark.parametrize("there", MARKS)
+def test_results_of_another_command_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in MARKS[there]:
+        place = Path("results", "chat", name)
+        place.mkdir(parents=True) if name == "points" else place.parent.mkdir(exist_ok=True, parents=True)
+        if name != "points":
+            place.write_text(there)
+    assert results_in("results/chat") == there
+    for command in MARKS:
+        if command == there:
+            assert default_dir("chat", command) == Path("results/chat")
+            continue
+        assert default_dir("chat", command) == Path(f"results/chat-{command}")
+        assert default_dir("chat", command, force=True) == Path("results/chat")
+        refusal = pytest.raises(ScenarioError, match=f"results of kvsim {there}, .*--out DIR.*--force")
+        with refusal, output_dir("results/chat", command):
+            raise AssertionError("it should not begin")
+        assert results_in("results/chat") == there
+    with output_dir("results/chat", "run" if there != "run" else "compare", force=True) as folder:
+        write(folder, "forced")
+    assert os.listdir("results/chat") == ["summary.json"]
+
+
+def test_a_folder_with_a_scenario_of_the_users_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "scenario.yaml").write_text("name: mine")
+    with pytest.raises(ScenarioError, match="holds no results of kvsim"):
+        fill(tmp_path / "mine", "new")
+    assert (tmp_path / "mine" / "scenario.yaml").read_text() == "name: mine"

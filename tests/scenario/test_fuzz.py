@@ -47,7 +47,9 @@ overrides = st.lists(st.tuples(st.sampled_from(PATHS), values), min_size=1, max_
 
 def resolved_or_refused(changes: list[tuple[tuple[str, ...], Any]]) -> ResolvedScenario | str:
     try:
-        return resolve(parse_yaml("seed: 1\n", "s.yaml"), tuple(Override(key, value, "x") for key, value in changes))
+        return resolve(
+            parse_yaml("seed: 1\n", "s.yaml"), tuple(Override(key, value, "--set x") for key, value in changes)
+        )
     except ScenarioError as error:
         return str(error)
 

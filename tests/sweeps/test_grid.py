@@ -103,11 +103,23 @@ def test_a_point_is_another_one_when_its_trace_changes(tmp_path) -> None:
     assert len(keys) == 2
 
 
-def test_one_senseless_point_leaves_the_others(base: ResolvedScenario) -> None:
-    points = make_grid(base, {"allocator.block_size": [8, 0]}, seeds=[0])
-    assert points[0].scenario is not None
-    assert points[1].scenario is None
-    assert "block_size" in points[1].error
+def test_one_senseless_value_is_refused_with_its_origin(base: ResolvedScenario) -> None:
+    with pytest.raises(ScenarioError) as refusal:
+        make_grid(base, {"allocator.block_size": [8, 0, 16, -1]}, seeds=[0, 1], option="--vary")
+    lines = str(refusal.value).splitlines()
+    assert lines[0] == "sweep: 2 of 4 combinations make no sense, nothing was run:"
+    assert lines[1].startswith("--vary allocator.block_size=0: allocator.block_size: is 0; must be at least 1")
+    assert lines[2].startswith("--vary allocator.block_size=-1: allocator.block_size: is -1; must be at least 1")
+    assert "--zip" in lines[3]
+    assert len(lines) == 4
+
+
+def test_values_that_contradict_each_other_are_refused(base: ResolvedScenario) -> None:
+    vary = {"allocator.block_size": [16, 32], "allocator.sliding_window": [32, 48]}
+    with pytest.raises(ScenarioError, match=r"1 of 4 comb[^$]*sliding_window=48: .*is 48; must be a multiple of .*32"):
+        make_grid(base, vary, seeds=[0])
+    rows = {"allocator.block_size": [16, 32], "allocator.sliding_window": [48, 64]}
+    assert len(make_grid(base, rows, seeds=[0], is_zipped=True)) == 2
 
 
 @pytest.mark.parametrize("vary", [{"allocator.blok_size": [8, 16]}, {"seed": [1, 2]}, {"allocator.block_size": [0]}])
