@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.advise.estimate import Estimate
+from kvsim.advise.estimate import MAX_SEEDS, Estimate, is_unclear, seeds_needed
 from kvsim.result import text_of
 
 
@@ -70,6 +70,18 @@ def percent(value: Estimate | None) -> str:
         return "–"
     width = "?" if value.half_width == float("inf") else f"{100 * value.half_width:.1f}"
     return f"{100 * value.mean:+.1f} ± {width} %"
+
+
+def more_seeds(value: Estimate, margin: float = 0.0) -> str:
+    """`cannot tell with 2 seeds; --seeds 14 might`."""
+    needed = seeds_needed(value, margin)
+    hope = f"--seeds {needed} might" if needed is not None else f"nor would {MAX_SEEDS:,}"
+    return f"cannot tell with {value.num_values} seeds; {hope}"
+
+
+def effect(value: Estimate | None) -> str:
+    """A relative difference that is claimed: where it may be none at all, that is said."""
+    return percent(value) + (f" ({more_seeds(value)})" if value is not None and is_unclear(value) else "")
 
 
 def share(value: float) -> str:

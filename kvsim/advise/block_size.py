@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
-from kvsim.advise.estimate import Estimate, is_surely_above
+from kvsim.advise.answer import Answer, Table, interval, more_seeds, percent, share, shown
+from kvsim.advise.estimate import MATERIAL, MAX_SEEDS, Estimate, is_surely_above, seeds_needed
 from kvsim.advise.lab import Lab, Runs, Values
 from kvsim.advise.sharing import ideal_hits
 from kvsim.advise.workload import endless_blocks
@@ -25,12 +25,13 @@ def best_block_size(lab: Lab) -> Answer:
     best = max(trials, key=lambda size: (trials[size].attainment.mean, -trials[size].mean("mean_e2el_ms").mean))
     good = [size for size in trials if not _is_worse(trials, size, best, _is_priced(lab))]
     chosen = min(good, key=lambda size: (block_size_factor(size).factor, -trials[size].mean("block_utilization").mean))
+    doubts = {size: gain for size in good if (gain := _slower(trials, size, best)) and _is_doubtful(gain)}
     shared, hits = _prefixes(lab, tuple(trials))
     return Answer(
         "block_size",
         QUESTION,
-        _verdict(chosen, good, list(trials)),
-        tuple(_lines(lab, trials, best, good)),
+        _verdict(chosen, good, list(trials), doubts),
+        tuple(_lines(lab, trials, best, good, doubts)),
         tuple(_warnings(lab, hits, shared)),
         _table(trials, hits, trials[best]),
         figures={
@@ -92,24 +93,41 @@ def _hit_share(runs: Runs) -> float:
     return sum(runs.values("prefix_cache_hits")) / queries if queries else 0.0
 
 
-def _verdict(chosen: int, good: list[int], tried: list[int]) -> str:
-    others, worse = [size for size in good if size != chosen], [size for size in tried if size not in good]
+def _is_doubtful(slower: Estimate) -> bool:
+    """Whether a size that is not surely worse than the best may still be, by as much as would matter."""
+    return slower.high > MATERIAL
+
+
+def _verdict(chosen: int, good: list[int], tried: list[int], doubts: dict[int, Estimate]) -> str:
+    others = [size for size in good if size != chosen and size not in doubts]
+    worse = [size for size in tried if size not in good]
+    if len(good) == len(tried) and not doubts:
+        return f"any of {', '.join(map(str, tried))} is as fast; {chosen} suits the kernel best"
     text = str(chosen)
-    if len(good) == len(tried):
-        return f"any of {', '.join(map(str, tried))} is as fast; {text} suits the kernel best"
+    if chosen in doubts:
+        text += ", which suits the kernel best, if it is no slower"
     if others:
         text += f"; no worse here: {', '.join(map(str, others))}"
-    return text + (f"; slower: {', '.join(map(str, worse))}" if worse else "")
+    text += f"; slower: {', '.join(map(str, worse))}" if worse else ""
+    return text + (f"; {_doubt(doubts)}" if doubts else "")
 
 
-def _lines(lab: Lab, trials: dict[int, Runs], best: int, good: list[int]) -> list[str]:
+def _doubt(doubts: dict[int, Estimate]) -> str:
+    """Which sizes may be slower, and the seeds that the most doubtful of them would take."""
+    hardest = max(doubts.values(), key=lambda slower: seeds_needed(slower) or MAX_SEEDS + 1)
+    sizes = ", ".join(f"{size} ({percent(slower)})" for size, slower in doubts.items())
+    return f"slower or not: {sizes}: {more_seeds(hardest)}"
+
+
+def _lines(lab: Lab, trials: dict[int, Runs], best: int, good: list[int], doubts: dict[int, Estimate]) -> list[str]:
     lines = []
     for kind, sizes in RULES:
         known = [size for size in sizes if size in trials]
         bad = [size for size in known if size not in good]
         said = f"practitioners' {'/'.join(map(str, sizes))} for {kind}: "
         if not bad:
-            lines.append(said + "as good as the best for this workload")
+            unsure = " as far as these seeds tell" if any(size in doubts for size in known) else ""
+            lines.append(f"{said}as good as the best for this workload{unsure}")
         else:
             losses = ", ".join(f"{size} is slower by {percent(_slower(trials, size, best))}" for size in bad)
             lines.append(said + ("refuted for this workload: " if len(bad) == len(known) else "half right: ") + losses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kvsim.advise.answer import Answer, Table, interval, share, shown
+from kvsim.advise.answer import Answer, Table, interval, more_seeds, share, shown
 from kvsim.advise.estimate import Estimate, estimate, next_run_at_most
 from kvsim.advise.lab import SLO_SHARE, Lab, Run, Runs, Values, peak_work
 from kvsim.advise.rate import RateAnswer
@@ -78,7 +78,8 @@ class _Sized:
         return Answer(
             "cache",
             QUESTION,
-            f"{self._size(self.blocks)}; the scenario has {self._size(lab.pool.num_blocks)}",
+            f"{self._size(self.blocks)}; the scenario has {self._size(lab.pool.num_blocks)}"
+            + (f"; the limit itself: {more_seeds(limit)}" if limit.low <= 0 else ""),
             tuple(lines),
             table=_watermark_table(marks),
             figures={
@@ -137,9 +138,12 @@ def _watermark_line(marks: list[Runs]) -> str:
     if before.mean == 0 and after.mean == 0:
         return "there is no preemption at this size, with a watermark or without"
     best = max(range(len(marks)), key=lambda index: marks[index].attainment.mean)
+    name = "num_preemptions"
+    fewer = estimate([a - b for a, b in zip(none.values(name), most.values(name), strict=True)])
+    doubt = f" ({more_seeds(fewer)})" if fewer.low <= 0 <= fewer.high else ""
     return (
-        f"a watermark of {WATERMARKS[-1]:g} takes preemptions from {shown(before)} to {shown(after)}; most requests "
-        f"meet the SLO with {WATERMARKS[best]:g}"
+        f"a watermark of {WATERMARKS[-1]:g} takes preemptions from {shown(before)} to {shown(after)}{doubt}; most "
+        f"requests meet the SLO with {WATERMARKS[best]:g}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,11 +13,18 @@ NEXT_RUN_CONFIDENCE = 0.9
 """One-sided: how sure a recommendation is to hold in a run with another seed."""
 
 
+MATERIAL = 0.05
+"""Relative differences below this are none that anybody would act on."""
+MAX_SEEDS = 1000
+"""More are not advised: what needs them is too small to matter."""
+
+
 class Estimate(NamedTuple):
     """A mean over seeds and half of its 95 % interval (Student's t; infinite for one seed)."""
 
     mean: float
     half_width: float
+    num_values: int = 0
 
     @property
     def low(self) -> float:
@@ -31,8 +39,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     """The mean of one value per seed. Raises ValueError without any."""
     mean, deviation = _moments(values)
     if len(values) < 2:
-        return Estimate(mean, math.inf)
-    return Estimate(mean, _quantile((1 + CONFIDENCE) / 2, len(values)) * deviation / math.sqrt(len(values)))
+        return Estimate(mean, math.inf, len(values))
+    width = _quantile((1 + CONFIDENCE) / 2, len(values)) * deviation / math.sqrt(len(values))
+    return Estimate(mean, width, len(values))
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate | None:
@@ -56,6 +65,28 @@ def is_surely_above(values: Sequence[float], others: Sequence[float], margin: fl
         return math.fsum(values) > math.fsum(others)
     all_agree = all(value > (1 + margin) * other for value, other in zip(values, others, strict=True))
     return difference.low > margin or (all_agree and 0.5 ** (len(values) - 1) <= 1 - CONFIDENCE)
+
+
+def is_unclear(difference: Estimate | None, margin: float = 0.0, material: float = MATERIAL) -> bool:
+    """Whether an interval of a relative difference holds both no effect (`margin`) and one that would matter."""
+    if difference is None:
+        return False
+    low, high = difference.low - margin, difference.high - margin
+    return low <= 0 <= high and max(-low, high) > material
+
+
+def seeds_needed(value: Estimate, margin: float = 0.0) -> int | None:
+    """Seeds with which the interval would no longer hold `margin`, if mean and spread stay; None: over `MAX_SEEDS`."""
+    distance, num = abs(value.mean - margin), value.num_values
+    if distance == 0 or num < 2 or not math.isfinite(value.half_width):
+        return None
+    deviation = value.half_width * math.sqrt(num) / _quantile((1 + CONFIDENCE) / 2, num)
+    enough = range(num, MAX_SEEDS + 1)
+    # Intervals only become narrower with more seeds.
+    index = bisect_left(
+        enough, True, key=lambda more: _quantile((1 + CONFIDENCE) / 2, more) * deviation < distance * math.sqrt(more)
+    )
+    return enough[index] if index < len(enough) else None
 
 
 def next_run_at_least(values: Sequence[float]) -> float:

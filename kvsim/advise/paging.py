@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
-from kvsim.advise.estimate import Estimate, estimate, is_surely_above, ratio
+from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, share, shown
+from kvsim.advise.estimate import MATERIAL, MAX_SEEDS, Estimate, estimate, is_surely_above, ratio, seeds_needed
 from kvsim.advise.lab import Lab, Runs
 from kvsim.cost.page_size import block_size_factor
 from kvsim.result import text_of
@@ -17,7 +17,7 @@ METRICS = (("output_throughput", 1), ("mean_e2el_ms", -1))
 
 
 def is_paging_worth_it(lab: Lab) -> Answer:
-    """Yes if the gain over the best real reservation is above what paging may cost the kernel; no otherwise."""
+    """Yes if the gain over the best real reservation is surely above what paging may cost the kernel, no if not."""
     lab.topic = "paging"
     paged, *others = lab.try_out([{}, *({"engine": engine} for engine in CONTIGUOUS)])
     rivals = {engine: runs for engine, runs in zip(CONTIGUOUS, others, strict=True) if not runs.error}
@@ -27,11 +27,11 @@ def is_paging_worth_it(lab: Lab) -> Answer:
     rival = _best_real(rivals)
     gains = {name: _gain(paged, rivals[rival], name, sign) for name, sign in METRICS}
     price = block_size_factor(lab.pool.block_size).high - 1
-    is_worth = any(is_surely_above(*_sides(paged, rivals[rival], name, sign), margin=price) for name, sign in METRICS)
+    is_worth = _is_worth(paged, rivals[rival], gains, price)
     return Answer(
         "paging",
         QUESTION,
-        _verdict(is_worth, rival, gains),
+        _verdict(is_worth, rival, gains, price),
         (*_demand(lab, paged), _price(price, is_worth, lab.pool.block_size), _against_oracle(paged, rivals)),
         table=_table(paged, rivals),
         figures={
@@ -52,6 +52,18 @@ def is_paging_worth_it(lab: Lab) -> Answer:
     )
 
 
+def _is_worth(paged: Runs, rival: Runs, gains: dict[str, Estimate | None], price: float) -> bool | None:
+    """None where the seeds do not tell."""
+    if any(is_surely_above(*_sides(paged, rival, name, sign), margin=price) for name, sign in METRICS):
+        return True
+    return None if any(_may_exceed(gain, price) for gain in gains.values()) else False
+
+
+def _may_exceed(gain: Estimate | None, price: float) -> bool:
+    """Whether the interval of a gain reaches so far above the price that it would matter."""
+    return gain is not None and gain.high - price > MATERIAL
+
+
 def _best_real(rivals: dict[str, Runs]) -> str:
     return max(
         (engine for engine in REAL if engine in rivals),
@@ -69,10 +81,19 @@ def _sides(paged: Runs, other: Runs, name: str, sign: int) -> tuple[list[float],
     return better.values(name), worse.values(name)
 
 
-def _verdict(is_worth: bool, rival: str, gains: dict[str, Estimate | None]) -> str:
+def _verdict(is_worth: bool | None, rival: str, gains: dict[str, Estimate | None], price: float) -> str:
     figures = f"{percent(gains['output_throughput'])} output throughput"
     slower = f"requests take {percent(gains['mean_e2el_ms'])} longer"
-    return f"{'yes' if is_worth else 'no'}: {figures} over contiguous {CONTIGUOUS[rival]}, under which {slower}"
+    answer = "yes" if is_worth else "no" if is_worth is not None else _unclear(gains, price)
+    return f"{answer}: {figures} over contiguous {CONTIGUOUS[rival]}, under which {slower}"
+
+
+def _unclear(gains: dict[str, Estimate | None], price: float) -> str:
+    """With the number of seeds by which the first gain would show, or else the last doubt be gone."""
+    doubtful = [gain for gain in gains.values() if gain is not None and _may_exceed(gain, price)]
+    hopeful = [gain for gain in doubtful if gain.mean > price]
+    ranked = sorted(hopeful or doubtful, key=lambda gain: seeds_needed(gain, price) or MAX_SEEDS + 1)
+    return more_seeds(ranked[0] if hopeful else ranked[-1], price)
 
 
 def _demand(lab: Lab, paged: Runs) -> list[str]:
@@ -104,8 +125,8 @@ def _capacity_gib(lab: Lab) -> float:
     return lab.pool.num_slots * lab.pool.bytes_per_token / 2**30
 
 
-def _price(price: float, is_worth: bool, block_size: int) -> str:
-    relation = "above" if is_worth else "not surely above"
+def _price(price: float, is_worth: bool | None, block_size: int) -> str:
+    relation = "above" if is_worth else "not above" if is_worth is not None else "not surely above"
     return (
         f"the gain is {relation} the price: kernels that read blocks of {block_size} are up to {share(price)} slower "
         "in published measurements"
@@ -116,7 +137,7 @@ def _against_oracle(paged: Runs, rivals: dict[str, Runs]) -> str:
     oracle = rivals.get("orca-oracle")
     if oracle is None:
         return "the oracle, which knows every length, could not be run"
-    gain = percent(_gain(paged, oracle, "output_throughput", 1))
+    gain = effect(_gain(paged, oracle, "output_throughput", 1))
     return f"against an oracle that knows every length in advance: {gain} output throughput"
 
 

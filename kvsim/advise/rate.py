@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvsim.advise.answer import Answer, Table, interval, percent, share, shown
-from kvsim.advise.estimate import estimate, next_run_at_least
+from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, share, shown
+from kvsim.advise.estimate import MATERIAL, estimate, next_run_at_least
 from kvsim.advise.lab import SLO_SHARE, Lab, Runs
 from kvsim.advise.search import Scale, limits, search
 from kvsim.advise.workload import AT_ONCE, RateKnob, own_rate, rate_knob
@@ -70,7 +70,7 @@ def _answer(
     return Answer(
         "rate",
         QUESTION,
-        f"{text_of(recommended)} {knob.unit}",
+        f"{text_of(recommended)} {knob.unit}" + (f"; the limit itself: {more_seeds(limit)}" if limit.low <= 0 else ""),
         tuple(lines),
         table=Table(
             (knob.unit, "meet the SLO", "goodput", "output tok/s", "mean TTFT ms", "preemptions"),
@@ -106,11 +106,15 @@ def _beyond(rates: list[float], ladder: list[Runs], knob: RateKnob) -> str:
     last = ladder[-1].gain_over(ladder[best], "output_throughput")
     good = max(range(len(rates)), key=lambda index: ladder[index].mean("request_goodput").mean)
     lost = ladder[-1].gain_over(ladder[good], "request_goodput")
-    fall = f"by {percent(lost)}" if lost is not None else "to nothing"
+    fall = f"by {effect(lost)}" if lost is not None else "to nothing"
     text = f"goodput peaks near {text_of(rates[good])} {knob.unit} and changes {fall} at {text_of(rates[-1])}; "
     if best < len(rates) - 1 and last is not None and last.high < 0:
         worst = next(index for index in range(best + 1, len(rates)) if _is_below(ladder[index], ladder[best]))
         return text + f"throughput falls from {text_of(rates[worst])} on ({percent(last)} at {text_of(rates[-1])})"
+    if best < len(rates) - 1 and last is not None and last.low < -MATERIAL:
+        return (
+            text + f"whether output throughput falls up to {text_of(rates[-1])} ({percent(last)}): {more_seeds(last)}"
+        )
     return text + f"output throughput does not collapse up to {text_of(rates[-1])}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsim.advise.answer import Answer, interval, percent, share, shown
-from kvsim.advise.estimate import Estimate, estimate
+from kvsim.advise.answer import Answer, effect, interval, more_seeds, share, shown
+from kvsim.advise.estimate import MATERIAL, Estimate, estimate
 from kvsim.advise.lab import Lab, Runs, Values
 from kvsim.advise.workload import endless_blocks
 
@@ -49,7 +49,8 @@ def _forks(runs: Runs) -> _Part:
         f"copy-on-write: without sharing the same sequences would hold {_times(saving)} the blocks; "
         f"{shown(copies)} blocks were copied for it"
     )
-    return _Part(f"copy-on-write saves {_share(saving)} of the blocks", [line], figures)
+    doubt = f" ({more_seeds(saving)} how much)" if saving.low <= 0 else ""
+    return _Part(f"copy-on-write saves {_share(saving)} of the blocks{doubt}", [line], figures)
 
 
 def _prefixes(lab: Lab, off: Runs, on: Runs, unbounded: Runs) -> _Part:
@@ -69,17 +70,21 @@ def _prefixes(lab: Lab, off: Runs, on: Runs, unbounded: Runs) -> _Part:
         "throughput_change": interval(speed),
     }
     lines = [
-        f"prefix caching now: {_share(now)} of the prompt tokens are found; mean TTFT {percent(ttft)}, output "
-        f"throughput {percent(speed)}",
-        f"with an endless cache: {_share(most)} are found, mean TTFT {percent(ideal)}: "
-        + ("a larger cache would help" if _is_more(most, now, on, unbounded) else "a larger cache would find no more"),
+        f"prefix caching now: {_share(now)} of the prompt tokens are found; mean TTFT {effect(ttft)}, output "
+        f"throughput {effect(speed)}",
+        f"with an endless cache: {_share(most)} are found, mean TTFT {effect(ideal)}: {_larger_cache(on, unbounded)}",
     ]
     return _Part(f"prefix caching finds {_share(now)} of the prompt tokens", lines, figures)
 
 
-def _is_more(most: Estimate, now: Estimate, on: Runs, unbounded: Runs) -> bool:
-    differences = [_hit_share(b) - _hit_share(a) for a, b in zip(_each(on), _each(unbounded), strict=True)]
-    return estimate(differences).low > 0
+def _larger_cache(on: Runs, unbounded: Runs) -> str:
+    found = [(_hit_share(a), _hit_share(b)) for a, b in zip(_each(on), _each(unbounded), strict=True)]
+    more = estimate([most - now for now, most in found])
+    if more.low > 0:
+        return "a larger cache would help"
+    if more.high <= MATERIAL:
+        return "a larger cache would find no more"
+    return f"whether a larger cache would help: {more_seeds(more)}"
 
 
 def _each(runs: Runs) -> list[Runs]:

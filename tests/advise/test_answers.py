@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from kvsim.advise.block_size import _verdict as block_size_verdict
 from kvsim.advise.block_size import best_block_size
 from kvsim.advise.cache import smallest_cache
-from kvsim.advise.lab import Lab
-from kvsim.advise.paging import is_paging_worth_it
+from kvsim.advise.estimate import Estimate
+from kvsim.advise.lab import Lab, Run, Runs
+from kvsim.advise.paging import METRICS, _gain, _is_worth, _verdict, is_paging_worth_it
 from kvsim.advise.rate import RateAnswer, highest_rate
 from kvsim.advise.sharing import sharing_saves
 from kvsim.advise.slo import describe_slo, parse_slo, with_slo
@@ -60,6 +62,54 @@ def test_paging_is_not_worth_it_where_memory_is_not_scarce(changes: dict[str, An
     answer = is_paging_worth_it(lab(**changes))
     assert not answer.figures["is_worth_it"]
     assert answer.verdict.startswith("no")
+
+
+def test_two_seeds_that_disagree_are_no_answer() -> None:
+    unsure = lab(workload__arrivals__request_rate=8)
+    unsure.seeds = (1, 2)
+    answer = is_paging_worth_it(unsure)
+    assert answer.verdict.startswith("cannot tell with 2 seeds; --seeds ")
+    assert answer.figures["is_worth_it"] is None
+    assert any("not surely above the price" in line for line in answer.lines)
+
+
+@pytest.mark.parametrize(
+    ("throughput", "latency", "expected"),
+    [
+        (([2.0, 2.1], [1.0, 1.0]), ([1.0, 1.0], [1.0, 1.0]), True),
+        (([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [1.01, 1.01]), False),
+        (([1.0, 3.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, 1.0]), None),
+        (([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, 1.2]), None),
+        (([0.9, 0.9], [1.0, 1.0]), ([1.0, 1.0], [0.9, 0.9]), False),
+    ],
+)
+def test_paging_is_yes_no_or_unknown(
+    throughput: tuple[list[float], list[float]], latency: tuple[list[float], list[float]], expected: bool | None
+) -> None:
+    def runs(index: int) -> Runs:
+        figures = zip(throughput[index], latency[index], strict=True)
+        return Runs(
+            tuple(Run(0, "", {}, 0, {"output_throughput": more, "mean_e2el_ms": less}) for more, less in figures)
+        )
+
+    paged, rival = runs(0), runs(1)
+    gains = {name: _gain(paged, rival, name, sign) for name, sign in METRICS}
+    assert _is_worth(paged, rival, gains, 0.02) is expected
+    start = {True: "yes: ", False: "no: ", None: "cannot tell with 2 seeds; "}[expected]
+    assert _verdict(expected, "orca-max", gains, 0.02).startswith(start)
+
+
+def test_block_sizes_that_may_be_slower_are_not_called_as_good() -> None:
+    slower = Estimate(0.065, 0.084, 6)
+    assert block_size_verdict(32, [8, 32], [8, 32], {}) == "any of 8, 32 is as fast; 32 suits the kernel best"
+    doubtful = block_size_verdict(32, [8, 32, 128], [8, 16, 32, 128], {128: slower})
+    assert doubtful == (
+        "32; no worse here: 8; slower: 16; slower or not: 128 (+6.5 ± 8.4 %): cannot tell with 6 seeds; --seeds 9 might"
+    )
+    own = block_size_verdict(128, [8, 128], [8, 128], {128: slower})
+    assert own.startswith(
+        "128, which suits the kernel best, if it is no slower; no worse here: 8; slower or not: 128 ("
+    )
 
 
 def test_demand_is_concurrency_times_length() -> None:
