@@ -27,10 +27,15 @@ STEP_BYTES = 27 * 8
 """Per recorded step: its columns."""
 
 
-def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -> None:
+MUCH_BYTES = 2**30
+"""A run that needs more says so before it starts: until its blocks are set up nothing else moves."""
+
+
+def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -> str | None:
     """Bound the process to `max_memory` (a size), and refuse a scenario that needs more, or more than there is.
 
-    Raises ScenarioError with what it needs and what to change.
+    Returns what somebody who waits should know, if it is a lot. Raises ScenarioError with what it needs and what to
+    change.
     """
     limit = available_bytes()
     source = "the machine has"
@@ -44,20 +49,30 @@ def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -
         )
     if max_memory is not None:
         _bound(limit)
+    if needed <= MUCH_BYTES:
+        return None
+    num_blocks = _num_blocks(resolved.scenario)
+    what = f"its {num_blocks:,} blocks are set up first, which takes a while" if num_blocks else "most for its requests"
+    return f"{resolved.document.source}: needs at least {_gib(needed)} of memory: {what}"
 
 
 def least_bytes(scenario: Scenario) -> int:
     """Bytes a run needs at least: what is known before it starts."""
-    from kvsim.scenario.pool import Pool
-    from kvsim.scenario.schema import PagedMemory
-
-    pool = Pool(scenario)
-    num_blocks = pool.num_blocks + pool.num_host_blocks if isinstance(scenario.allocator, PagedMemory) else 0
+    num_blocks = _num_blocks(scenario)
     per_block = CACHED_BLOCK_BYTES if getattr(scenario.allocator, "enable_prefix_caching", False) else BLOCK_BYTES
     num_requests = getattr(scenario.workload, "num_requests", None) or 0
     num_steps = num_requests // max(1, getattr(scenario.scheduler, "max_num_seqs", 1))
     steps = num_steps * STEP_BYTES if "steps" in scenario.record else 0
     return BASE_BYTES + num_blocks * per_block + num_requests * REQUEST_BYTES + steps
+
+
+def _num_blocks(scenario: Scenario) -> int:
+    """Blocks that are modelled one by one, those of the host included."""
+    from kvsim.scenario.pool import Pool
+    from kvsim.scenario.schema import PagedMemory
+
+    pool = Pool(scenario)
+    return pool.num_blocks + pool.num_host_blocks if isinstance(scenario.allocator, PagedMemory) else 0
 
 
 def available_bytes() -> int:

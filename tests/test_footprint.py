@@ -21,3 +21,11 @@ def test_more_than_there_is_is_refused_before_it_starts() -> None:
     huge = scenario_from_text("memory: {num_gpu_blocks_override: 100000000}\n")
     with pytest.raises(ScenarioError, match=r"needs at least 5\.\d\d GiB of memory, --max-memory allows 1\.00 GiB"):
         check_footprint(huge, "1GiB")
+
+
+def test_what_takes_long_to_set_up_is_said_before() -> None:
+    assert check_footprint(scenario_from_text("memory: {num_gpu_blocks_override: 1000000}\n", "s.yaml")) is None
+    notice = check_footprint(scenario_from_text("memory: {num_gpu_blocks_override: 30000000}\n", "s.yaml"))
+    assert notice is not None
+    assert notice.startswith("s.yaml: needs at least 1.")
+    assert "30,000,000 blocks are set up first" in notice

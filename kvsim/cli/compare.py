@@ -72,7 +72,8 @@ def command(
     resolved = load_scenario(scenario, sets)
     names = list(COMPARED) if engines is None else split_names(engines, "--engines")
     for name in names:
-        check_footprint(resolved.with_engine(name, "--engines"), max_memory)
+        if notice := check_footprint(resolved.with_engine(name, "--engines"), max_memory):
+            console.warn(f"{name}: {notice}")
     folder = results_folder(out, resolved.scenario.name, "compare", force)
     with console.progress_bar(resolved.scenario.name) as progress:
         options = Options(

@@ -57,7 +57,8 @@ def command(
     from kvsim.scenario.resolve import load_scenario
 
     resolved = load_scenario(scenario, sets, engine=engine)
-    check_footprint(resolved, max_memory)
+    if notice := check_footprint(resolved, max_memory):
+        console.warn(notice)
     folder = results_folder(out, resolved.scenario.name, "run", force)
     with console.progress_bar(resolved.scenario.name) as progress:
         options = Options(
