@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -205,7 +206,13 @@ def setting_of(
     total = hardware.get("device_total_memory_bytes") or spec.total_memory_bytes
     max_num_seqs = int(kwargs.get("max_num_seqs") or default_max_num_seqs(spec, total))
     max_tokens = int(kwargs.get("max_num_batched_tokens") or default_max_num_batched_tokens(spec, total))
-    max_model_len = int(kwargs.get("max_model_len") or geometry.max_model_len or 1 << 20)
+    max_model_len = _max_model_len(kwargs.get("max_model_len"), geometry)
+    num_replicas = int(kwargs.get("data_parallel_size") or 1)
+    if num_replicas > 1:
+        raise ScenarioError(
+            f"{run.folder / 'meta.json'}: data_parallel_size is {num_replicas}; a run of one replica is what can be "
+            f"predicted: which replica served which request is not in the record"
+        )
     blocks, cache = _num_gpu_blocks(run, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
     return Setting(
         engine=engine,
@@ -222,6 +229,12 @@ def setting_of(
         kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
         notes=tuple(notes),
     )
+
+
+def _max_model_len(told: Any, geometry: ModelGeometry) -> int:
+    """vLLM takes the model's own limit for no value, and what fits for "auto" and -1 (here: the model's own, too)."""
+    length = int(told) if str(told).isdigit() else 0
+    return length or geometry.max_model_len or 1 << 20
 
 
 def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
@@ -249,15 +262,19 @@ def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
 
 
 def _named_in(text: str, names: Seq[str]) -> str | None:
-    def plain(name: str) -> str:
-        return "".join(c for c in name.lower() if c.isalnum())
+    """The catalog name that whole words of `text` spell: no "a10" in "A100_run".
 
-    found = [name for name in names if plain(name) in plain(text)]
-    if not found:
-        # "A100_run" names the card without its memory: the larger one is what people mean.
-        found = sorted(name for name in names if plain(name.split("-")[0]) in plain(text) and name[:1] in "abhlmAB")
-        return found[-1] if found else None
-    return max(found, key=len)
+    "A100_run" names the card without its memory: the larger one is what people mean.
+    """
+    words = re.findall("[a-z0-9]+", text.lower())
+    runs = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, min(i + 4, len(words)) + 1)}
+    parts = {name: name.lower().split("-") for name in names}
+    found = [name for name in names if "".join(parts[name]) in runs]
+    if found:
+        return max(found, key=len)
+    family = [name for name in names if parts[name][0] in runs and parts[name][0] != "rtx"]
+    exact = [name for name in family if set(parts[name][1:]) <= set(words)]
+    return max(exact or family, default=None)
 
 
 def _engine_of(run: RecordedRun, notes: list[str]) -> str:
@@ -288,7 +305,7 @@ def _num_gpu_blocks(
 ) -> tuple[int, dict[str, Any]]:
     from kvsim.capacity import capacity
 
-    kwargs, logged = run.engine_kwargs, run.meta.get("kv_cache") or {}
+    kwargs, logged = run.engine_kwargs, run.meta.get("kv_cache") or run.meta.get("cache_config") or {}
     cache = {
         "block_size": logged.get("block_size") or kwargs.get("block_size") or 16,
         "enable_prefix_caching": next(
@@ -303,12 +320,17 @@ def _num_gpu_blocks(
     if logged.get("num_gpu_blocks"):
         notes.append(f"{logged['num_gpu_blocks']} KV blocks: from meta.json")
         return int(logged["num_gpu_blocks"]), cache
+    block_size = int(cache["block_size"])
+    logged_tokens, log_name = _logged_kv_tokens(run.folder)
+    if logged_tokens >= block_size:
+        notes.append(f"{logged_tokens // block_size} KV blocks: {logged_tokens:,} tokens in {log_name}")
+        return logged_tokens // block_size, cache
     utilization = logged.get("gpu_memory_utilization") or kwargs.get("gpu_memory_utilization") or 0.9
     report = capacity(
         geometry,
         spec,
         gpu_memory_utilization=float(utilization),
-        block_size=int(cache["block_size"]),
+        block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
@@ -318,7 +340,21 @@ def _num_gpu_blocks(
         num_gpu_blocks_override=kwargs.get("num_gpu_blocks_override"),
     )
     notes.append(f"{report.num_gpu_blocks} KV blocks: from the capacity formula at utilization {utilization:g}")
+    if report.num_gpu_blocks * block_size < max_model_len:
+        notes.append(
+            f"these blocks hold less than one sequence of {max_model_len:,} tokens, which vLLM refuses: the run had "
+            f"more memory or a shorter limit than meta.json says"
+        )
     return report.num_gpu_blocks, cache
+
+
+def _logged_kv_tokens(folder: Path) -> tuple[int, str]:
+    """The tokens of the cache that vLLM prints at its start, from a log in the run's folder; (0, "") without one."""
+    for path in sorted([*folder.glob("*.log"), *folder.glob("*.txt")]):
+        found = re.search(r"GPU KV cache size:\s*([\d,]+)\s*tokens", path.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            return int(found[1].replace(",", "")), path.name
+    return 0, ""
 
 
 @dataclass

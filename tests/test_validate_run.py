@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.cli import main
+from kvsim.cost.profile import load_profile, profile_names
 from kvsim.types import ScenarioError
 from kvsim.validate_run import METRICS, compare, load_run, predict, setting_of
 
@@ -83,6 +84,64 @@ def test_defaults_where_the_run_says_nothing(tmp_path: Path) -> None:
     setting = setting_of(load_run(tmp_path / "run"))
     assert (setting.block_size, setting.enable_prefix_caching, setting.gpu) == (16, True, "h100-80gb")
     assert setting.num_gpu_blocks > 20_000
+
+
+@pytest.mark.parametrize(
+    ("folder", "gpu", "profile"),
+    [
+        ("A100_Llama-3.1-8B", "a100-80gb", "a100"),
+        ("A100-SXM4-40GB_run", "a100-40gb", "a100"),
+        ("H100_Qwen3-30B-A3B", "h100-80gb", "h100"),
+        ("H200_Llama-3.1-8B", "h200", "h200"),
+        ("RTX4090_Llama-3.1-8B", "rtx-4090", "rtx4090"),
+        ("RTXPRO6000_Llama-4-8B", "rtx-pro-6000", "rtxpro6000"),
+    ],
+)
+def test_the_folder_names_the_gpu_and_its_profile(tmp_path: Path, folder: str, gpu: str, profile: str) -> None:
+    write_run(tmp_path / folder)
+    setting = setting_of(load_run(tmp_path / folder))
+    assert setting.gpu == gpu
+    assert load_profile(str(setting.profile)).name == profile
+
+
+def test_every_shipped_profile_predicts_a_run(tmp_path: Path) -> None:
+    makespans = {}
+    for name in profile_names():
+        workload = write_run(tmp_path / name)
+        run = load_run(tmp_path / name)
+        setting = setting_of(run)
+        assert setting.num_gpu_blocks == 2000
+        makespans[name] = predict(run, workload, setting).metrics()["mean_tpot_ms"]
+    # Decoding a few sequences reads the weights: the order is that of the memory bandwidths.
+    assert sorted(makespans, key=lambda name: makespans[name]) == ["h200", "h100", "rtxpro6000", "a100", "rtx4090"]
+
+
+def test_the_size_of_the_cache_comes_from_the_log_in_the_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "h100", meta={"kv_cache": None})
+    (tmp_path / "h100" / "server.log").write_text("INFO [kv_cache_utils] GPU KV cache size: 31,240 tokens\n")
+    setting = setting_of(load_run(tmp_path / "h100"))
+    assert setting.num_gpu_blocks == 31_240 // 16
+    assert "1952 KV blocks: 31,240 tokens in server.log" in setting.notes
+
+
+def test_a_cache_too_small_for_the_limit_is_pointed_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "rtx4090", meta={"kv_cache": None})
+    notes = setting_of(load_run(tmp_path / "rtx4090")).notes
+    assert any("less than one sequence of 131,072 tokens" in note for note in notes)
+
+
+def test_tensor_parallel_runs(tmp_path: Path) -> None:
+    kwargs = {"model": "llama-3.1-8b", "tensor_parallel_size": 2, "max_model_len": -1}
+    workload = write_run(tmp_path / "h100", meta={"engine_kwargs": kwargs})
+    setting = setting_of(load_run(tmp_path / "h100"))
+    assert (setting.tensor_parallel_size, setting.max_model_len) == (2, 131072)
+    assert predict(load_run(tmp_path / "h100"), workload, setting).metrics()["mean_tpot_ms"] > 0
+    run = load_run(tmp_path / "h100")
+    with pytest.raises(ScenarioError, match="has no all_reduce measurements"):
+        predict(run, workload, setting_of(run, gpu="rtx-4090"))
+    write_run(tmp_path / "two", meta={"engine_kwargs": {"model": "llama-3.1-8b", "data_parallel_size": 2}})
+    with pytest.raises(ScenarioError, match="data_parallel_size is 2"):
+        setting_of(load_run(tmp_path / "two"), gpu="h100")
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
