@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.reproduce import fig2
+from kvsim.reproduce.beam_laws import LAWS, Trial
 from kvsim.reproduce.draw import stacks
 from kvsim.reproduce.fig15 import sampled
-from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
+from kvsim.reproduce.figure import Case, Figure, Ours, Results, Row, Scale
 from kvsim.reproduce.recipe import MAX_MODEL_LEN, MEAN_LENGTHS, ORCA, VLLM, Scenario, saturated
 
 OUTPUT_CV, PROMPT_CV = 1.1, 1.6
@@ -18,6 +19,10 @@ LOW_THETA = 0.03
 LOW_THETA_REQUESTS = {"alpaca": 60, "sharegpt": 30}
 SAVED = "blocks saved (%)"
 SHARES = {"alpaca": 700, "sharegpt": 300}
+LAW = "beam law: "
+PARAMETER = "parameter"
+POINTS = tuple(f"{dataset} {width}" for dataset in ("alpaca", "sharegpt") for width in (2, 4, 6))
+LAW_REQUESTS = {"alpaca": 2000, "sharegpt": 600}
 
 
 def lognormal(dataset: str) -> Scenario:
@@ -33,9 +38,9 @@ def lognormal(dataset: str) -> Scenario:
     }
 
 
-def cases(scale: Scale) -> dict[str, Scenario]:
+def cases(scale: Scale) -> dict[str, Case]:
     num = scale.pick(7200, 800)
-    found = {}
+    found: dict[str, Case] = {}
     for engine in ORCA[1:]:
         found[f"first-fit, {engine}"] = saturated(engine, "sharegpt", num, allocator={"placement": "first_fit"})
     for engine in (*ORCA, VLLM):
@@ -52,12 +57,17 @@ def cases(scale: Scale) -> dict[str, Scenario]:
     for dataset, num_requests in LOW_THETA_REQUESTS.items():
         beams = {"beam_width": 6, "theta": LOW_THETA}
         found[f"low theta, {dataset} beam 6"] = sampled(dataset, beams, scale.pick(10 * num_requests, num_requests))
-    return found
+    sizes = tuple((dataset, scale.pick(10 * num, num)) for dataset, num in LAW_REQUESTS.items())
+    return found | {LAW + law: Trial(law, sizes) for law in LAWS}
 
 
 def ours(results: Results) -> list[Ours]:
     rows = []
     for name, summary in results.items():
+        if name.startswith(LAW):
+            rows.append(Ours(name, "", PARAMETER, summary[PARAMETER]))
+            rows += [Ours(name, x, SAVED, summary[x]) for x in POINTS]
+            continue
         if " lengths, " in name or name.startswith("low theta"):
             series, _, width = name.rpartition(" ")
             rows.append(Ours(series, width, SAVED, 100 * summary["sharing_saving"]))
@@ -83,5 +93,6 @@ FIGURE = Figure(
     draw=draw,
     text="Figure 2 with first-fit instead of the buddy allocator, and with log-normal lengths of the same means "
     f"(coefficient of variation {PROMPT_CV:g} and {OUTPUT_CV:g}); vLLM with swap instead of recompute; Figure 15 with "
-    "independent lengths of a request's samples, and with a beam model that shares less.",
+    "independent lengths of a request's samples, with a beam model that shares less, and under other laws by which "
+    "beams could branch (family trees alone, without an engine).",
 )

@@ -11,11 +11,12 @@ from kvsim.reproduce.recipe import Scenario
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
+    from kvsim.reproduce.beam_laws import Trial
     from kvsim.reproduce.sustained import Search
 
-Case: TypeAlias = Union[Scenario, "Search"]
+Case: TypeAlias = Union[Scenario, "Search", "Trial"]
 Summary = Mapping[str, Any]
-"""A run's summary, flattened with dots (`kv_saturated.free`), or what a search found."""
+"""A run's summary, flattened with dots (`kv_saturated.free`), or what a search or a trial found."""
 Results = Mapping[str, Summary]
 """Summaries by the names that the figure gave its scenarios."""
 

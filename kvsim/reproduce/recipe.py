@@ -28,9 +28,11 @@ MEAN_LENGTHS = {"sharegpt": (161.31, 337.99), "alpaca": (19.31, 58.45)}
 _SCALED_MEANS = {"sharegpt": (177.46, 340.88), "alpaca": (19.42, 58.74)}
 """What the real pairs are scaled to so that, with pairs above 2,048 dropped, their means are the published ones."""
 
+SAVED_AT_ALPACA_2 = 37.56
+"""Percent of blocks that two beams save on Alpaca in Figure 15: the one point by which beam models are set, and which
+is therefore no prediction."""
 BEAM_THETA = 0.32
-"""The beam model's parameter; set from the saving at width 2 of Alpaca in Figure 15 (`fig15.saving_at`), which is
-therefore no prediction."""
+"""The beam model's parameter, set by that point (`fig15.saving_at`)."""
 SEED = 2023
 
 

@@ -117,9 +117,10 @@ def reproduce(
 
 
 def _changed(case: Any, changes: Mapping[str, Any]) -> Any:
+    from kvsim.reproduce.beam_laws import Trial
     from kvsim.reproduce.sustained import Search
 
-    if not changes:
+    if not changes or isinstance(case, Trial):
         return case
     if isinstance(case, Search):
         return case._replace(scenario=_changed(case.scenario, changes))

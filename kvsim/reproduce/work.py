@@ -8,6 +8,7 @@ from concurrent.futures import Executor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from kvsim.reproduce.beam_laws import Trial, try_law
 from kvsim.reproduce.figure import Case, Summary
 from kvsim.reproduce.recipe import Scenario
 from kvsim.reproduce.sustained import Search, search
@@ -37,9 +38,12 @@ def run_cases(
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """One case: the flattened summary of a scenario, or what a search for a rate found."""
+    """One case: the flattened summary of a scenario, what a search for a rate found, or what a beam law says."""
     started = _cpu_s()
-    if isinstance(case, Search):
+    found: dict[str, Any]
+    if isinstance(case, Trial):
+        found = dict(try_law(case))
+    elif isinstance(case, Search):
         found = search(case, _latency_at, _throughput_of)
     else:
         from kvsim.metrics.export import flatten
@@ -75,8 +79,19 @@ def _latency_at(scenario: Scenario) -> float:
     """
     requests = _run(scenario | {"record": ["summary", "requests"]}).requests
     served = requests[requests["status"] == "finished"]
-    lengths = served["output_tokens"] / num_outputs(scenario)
+    lengths = lengths_of_one(served["output_tokens"], scenario)
     return float((served["e2el_ms"] / lengths).mean() / 1000)
+
+
+def lengths_of_one(output_tokens: Any, scenario: Scenario) -> Any:
+    """From all tokens that requests emitted to the length of one sample or beam of theirs.
+
+    Samples emit their first token each; beams fork after it, and it was emitted once.
+    """
+    num = num_outputs(scenario)
+    if scenario["workload"].get("sampling", {}).get("beam_width", 0) > 1:
+        return 1 + (output_tokens - 1) / num
+    return output_tokens / num
 
 
 def num_outputs(scenario: Scenario) -> int:
@@ -99,6 +114,8 @@ def _without_repeats(cases: Mapping[Key, Case]) -> list[tuple[list[Key], Case]]:
 
 
 def _size(case: Case) -> float:
+    if isinstance(case, Trial):
+        return float(sum(dict(case.num_requests).values()))
     scenario = case.scenario if isinstance(case, Search) else case
     num_sequences = scenario["workload"]["num_requests"] * num_outputs(scenario)
     return float("inf") if isinstance(case, Search) else float(num_sequences)

@@ -22,10 +22,19 @@ from kvsim.reproduce.fig15 import saving_at
 from kvsim.reproduce.figure import Ours, Row, Scale
 from kvsim.reproduce.page import REMARKS, page, sentence
 from kvsim.reproduce.published import Published, published, read_published
-from kvsim.reproduce.recipe import BEAM_THETA, MEAN_LENGTHS, lengths_of
+from kvsim.reproduce.recipe import (
+    ALL_AT_ONCE,
+    BEAM_THETA,
+    MEAN_LENGTHS,
+    SAVED_AT_ALPACA_2,
+    VLLM,
+    lengths_of,
+    scenario,
+)
 from kvsim.reproduce.run import PAGE, Reproduction, figures_named
 from kvsim.reproduce.sustained import Search, crossing, search
 from kvsim.reproduce.table import beside, from_csv, to_csv
+from kvsim.reproduce.work import lengths_of_one
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
 
@@ -129,6 +138,15 @@ def test_a_search_tries_rates_around_the_saturated_throughput() -> None:
     assert 10.0 < found["sustained_rate"] < 11.5
 
 
+@pytest.mark.parametrize("sampling", [{}, {"n": 3}, {"beam_width": 3}])
+def test_latency_is_divided_by_the_length_of_one_output(sampling: dict) -> None:
+    from kvsim.runs import run
+
+    lengths = {"type": "fixed", "prompt": 20, "output": 7}
+    one = scenario(VLLM, lengths, ALL_AT_ONCE, 2, sampling=sampling or None, record=("summary", "requests"))
+    assert list(lengths_of_one(run(one).requests["output_tokens"], one)) == [7, 7]
+
+
 @pytest.mark.parametrize("dataset", ["sharegpt", "alpaca"])
 def test_lengths_have_the_published_means(dataset: str) -> None:
     import numpy as np
@@ -174,7 +192,7 @@ def test_theta_is_set_by_alpaca_at_width_2() -> None:
     from kvsim.runs import run
 
     savings = [100 * run(saving_at(BEAM_THETA * share)).summary["sharing_saving"] for share in (0.8, 1.25)]
-    assert savings[0] < 37.56 < savings[1]
+    assert savings[0] < SAVED_AT_ALPACA_2 < savings[1]
 
 
 def test_unknown_figures_are_named() -> None:
