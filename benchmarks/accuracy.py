@@ -1,6 +1,6 @@
 """How far the cost profiles are off: held-out rows over several seeds, and shapes left out whole.
 
-    python benchmarks/accuracy.py MEASUREMENTS.csv [MORE.csv ...] [--seeds 5] [--shapes]
+    python benchmarks/accuracy.py MEASUREMENTS.csv [MORE.csv ...] [--seeds 5] [--only OPERATION] [--leave-out WHAT]
 
 Prints Markdown tables; `docs/accuracy.md` holds what they said for the shipped profiles.
 """
@@ -32,9 +32,8 @@ def held_out_errors(group: Group, seed: int) -> np.ndarray:
     return fit_group(train).predict_us(test.columns) / test.latency_us - 1.0
 
 
-def left_out_shapes(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Errors when every row of one shape (n, k, or heads) is predicted from the other shapes: corrected, and bare."""
-    names = {"gemm": ("n", "k")}.get(group.key.op, ("heads", "kv_heads"))
+def left_out(group: Group, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Errors when all rows with the same values of `names` are predicted from the other rows: corrected, and bare."""
     shapes = list(zip(*(group.columns[name] for name in names), strict=True))
     corrected, bare = [], []
     for shape in sorted(set(shapes)):
@@ -62,13 +61,20 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--framework", default="vllm")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--shapes", action="store_true", help="leave whole shapes out instead")
+    parser.add_argument("--only", help="one operation, such as all_reduce")
+    parser.add_argument(
+        "--leave-out", choices=("shape", "batch", "ctx_len"), help="instead of a fifth of the rows, all of one value"
+    )
     args = parser.parse_args()
     for path in args.files:
         data = load_measurements(path)
         groups = [g for g in data.groups if g.key.framework == args.framework and len(g.latency_us) >= MIN_ROWS]
+        groups = [g for g in groups if args.only in (None, g.key.op)]
         print(f"\n**{data.gpu}**\n")
-        (shape_table if args.shapes else seed_table)(groups, args.seeds)
+        if args.leave_out:
+            left_out_table(groups, args.leave_out)
+        else:
+            seed_table(groups, args.seeds)
 
 
 def seed_table(groups: list[Group], num_seeds: int) -> None:
@@ -87,14 +93,18 @@ def seed_table(groups: list[Group], num_seeds: int) -> None:
         print(line(name, np.concatenate(pooled), [float(100 * np.abs(e).mean()) for e in pooled]), flush=True)
 
 
-def shape_table(groups: list[Group], num_seeds: int) -> None:
-    """Errors on shapes that were left out whole."""
+def left_out_table(groups: list[Group], what: str) -> None:
+    """Errors on shapes (n and k, or numbers of heads), batch sizes or contexts that were left out whole."""
     print("| operation | rows predicted | mean abs | bare form | bias | worst | <= 15 % | <= 20 % | <= 25 % |")
     print("|---|---|---|---|---|---|---|---|---|")
     for group in groups:
         if group.key.op not in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
             continue
-        corrected, bare = left_out_shapes(group)
+        shape = ("n", "k") if group.key.op == "gemm" else ("heads", "kv_heads")
+        names = shape if what == "shape" else (what,)
+        if not all(name in group.columns for name in names):
+            continue
+        corrected, bare = left_out(group, names)
         if len(corrected):
             text = line(family(group) if group.key.op != "gemm" else f"gemm {group.key.kernel}", corrected, [])
             print(text.replace("|  |", f"| {100 * np.abs(bare).mean():.1f} |", 1), flush=True)

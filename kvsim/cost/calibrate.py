@@ -17,6 +17,8 @@ from kvsim.cost.measurements import ROW_OPS, Group, GroupKey, Measurements, load
 from kvsim.cost.profile import Profile
 from kvsim.types import ScenarioError
 
+VLLM_CUSTOM_ALL_REDUCE_BYTES = 2.0**23
+"""vLLM's limit where it has none per number of GPUs: known from its source, so no fit need guess it."""
 HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
 _MIN_ROWS_FOR_CORRECTION = 12
@@ -191,7 +193,8 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
         kernel=group.key.kernel,
         version=group.key.version,
         framework=group.key.framework,
-        params={k: float(f"{v:.6g}") for k, v in params.items()},
+        # Choices are kept to the last digit: a row that lies on a limit must stay on its side.
+        params={k: float(v if k in form.tiles else f"{v:.6g}") for k, v in params.items()},
         basis=spec.basis,
         scales=tuple(float(f"{s:.4g}") for s in spec.scales),
         points=points,
@@ -206,6 +209,8 @@ def _fit_params(group: Group, like: OpFit | None) -> dict[str, float]:
         tiles = [{name: like.params[name] for name in form.tiles}]
     else:
         tiles = [dict(zip(form.tiles, values, strict=True)) for values in product(*form.tiles.values())]
+        if group.key.op == "all_reduce" and group.key.framework == "vllm":
+            tiles = [tile for tile in tiles if tile["switch_bytes"] == VLLM_CUSTOM_ALL_REDUCE_BYTES]
     best: tuple[float, dict[str, float]] | None = None
     for tile in tiles:
         cost, params = _least_squares(group, tile)
@@ -219,8 +224,10 @@ def _least_squares(group: Group, tile: Mapping[str, float]) -> tuple[float, dict
     from scipy.optimize import least_squares
 
     form = FORMS[group.key.op]
-    names = list(form.start)
-    start = np.log([form.start[name] for name in names])
+    own = group.key.kernel == "whole-layer" and group.key.framework == "vllm"
+    begin = (form.layer_starts.get(group.key.kind) if own else None) or form.start
+    names = [name for name in begin if name not in form.only_with or tile[form.only_with[name]]]
+    start = np.log([begin[name] for name in names])
     target = np.log(group.latency_us)
 
     def residuals(logs: np.ndarray) -> np.ndarray:

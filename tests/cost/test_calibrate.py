@@ -71,6 +71,31 @@ def test_one_wild_row_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
         assert predicted == pytest.approx(gemm_us(tokens, 6144, 4096), rel=0.08)
 
 
+def all_reduce_rows() -> list[dict[str, object]]:
+    """Custom kernels below 8 MiB, and a ring that starts 50 us later from there on."""
+    common = {"gpu": "X1", "framework": "vllm", "version": "1.0", "kernel": "custom_graph", "op": "all_reduce"}
+    rows = []
+    for num_gpus in (2, 4, 8):
+        for size in (2**i for i in range(8, 29)):
+            link_us = 2e-3 * (num_gpus - 1) / num_gpus * size / 200
+            latency = 5 + 0.2 * num_gpus + link_us if size < 2**23 else 50 + num_gpus + link_us
+            rows.append(common | {"num_gpus": num_gpus, "bytes": size, "dtype": "bf16", "latency_us": latency})
+    return rows
+
+
+def test_a_row_on_a_limit_stays_on_its_side(tmp_path: Path) -> None:
+    columns = (*COLUMNS, "num_gpus", "bytes")
+    fit = calibrate(write(tmp_path / "x.csv", all_reduce_rows(), columns)).profile.find("all_reduce")
+    assert fit is not None
+    assert fit.params["switch_bytes"] == 2**23
+    assert not fit.params["per_gpu_limits"]
+    for row in all_reduce_rows():
+        size, num_gpus = float(str(row["bytes"])), float(str(row["num_gpus"]))
+        if 2**22 <= size <= 2**24:
+            predicted = float(fit.predict_us({"bytes": np.array([size]), "num_gpus": num_gpus})[0])
+            assert predicted == pytest.approx(float(str(row["latency_us"])), rel=0.15)
+
+
 def test_equal_rows_count_once(tmp_path: Path) -> None:
     rows = gemm_rows()
     (group,) = load_measurements(write(tmp_path / "x.csv", rows + rows)).groups

@@ -75,6 +75,47 @@ def test_a_prefix_hit_saves_computation_but_not_attention(name: str) -> None:
     assert alone < hit < 0.5 * whole
 
 
+def all_reduce_us(name: str, num_gpus: int, size: int) -> float:
+    fit = load_profile(name).find("all_reduce")
+    assert fit is not None
+    return float(fit.predict_us({"bytes": np.array([float(size)]), "num_gpus": float(num_gpus)})[0])
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_hopper_reduces_in_the_switch_from_256_kib_on_eight_gpus(name: str) -> None:
+    for size in (MIB, 4 * MIB, 16 * MIB):
+        # A two-shot among eight GPUs would move more than one among four.
+        assert all_reduce_us(name, 8, size) < 1.3 * all_reduce_us(name, 4, size)
+    assert all_reduce_us(name, 8, 32 * MIB) < 0.62 * all_reduce_us(name, 8, 64 * MIB)
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000"])
+def test_a_sequence_alone_saves_a_launch(name: str) -> None:
+    fit = load_profile(name).find("decode_attention")
+    assert fit is not None
+    shape = {"heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "kv_bytes": 2.0}
+    alone, pair = (float(fit.predict_us({"batch": np.array([b]), "ctx_len": 64.0, **shape})[0]) for b in (1.0, 2.0))
+    assert 2.5 < pair - alone < 6.0
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000"])
+def test_between_measured_batch_sizes_time_does_not_sag(name: str) -> None:
+    """Attention of many long sequences is linear in their number, and only doublings were measured."""
+    fit = load_profile(name).find("decode_attention")
+    assert fit is not None
+    shape = {"heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0, "kv_bytes": 2.0, "ragged": True}
+    ctx = np.array([600.0, 1100.0, 1500.0, 2500.0, 4000.0])
+    for low in (16.0, 32.0, 64.0):
+        ends, middle = (
+            sum(fit.predict_us({"batch": batch, "ctx_len": ctx, **shape}) for batch in batches) / len(batches)
+            for batches in ((low, 2 * low), (1.5 * low,))
+        )
+        assert middle == pytest.approx(ends, rel=0.03)
+
+
 def test_overheads_go_to_their_own_kind_of_step() -> None:
     plain = COSTS["h100"]
     cost = KernelCost.from_profile("h100", LLAMA, block_size=16, overhead_us=100.0, mixed_overhead_us=5000.0)
