@@ -8,19 +8,32 @@ from typing import Any
 from kvsim.reproduce import recipe
 from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, PROMPTS_APART, VLLM, Scenario, cost_of, lengths_of, scenario
+from kvsim.reproduce.recipe import (
+    ALL_AT_ONCE,
+    ENGINES,
+    MIXED,
+    PROMPTS_APART,
+    VLLM,
+    Scenario,
+    cost_of,
+    engine_of,
+    lengths_of,
+    scenario,
+)
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
 
 BARE = "opt-13b, no overhead per sequence"
+BARE_175B = "opt-175b, no overhead per sequence"
 APART = "opt-13b, prompt steps apart for all"
 COMPARED = {
-    "opt-13b": ENGINES,
-    "opt-66b": ("orca-max", "orca-oracle", VLLM),
-    "opt-175b": ("orca-max", "orca-oracle", VLLM),
-    BARE: ("orca-max", "orca-oracle", VLLM),
+    "opt-13b": (*ENGINES, MIXED),
+    "opt-66b": ("orca-max", "orca-oracle", VLLM, MIXED),
+    "opt-175b": ("orca-max", "orca-oracle", VLLM, MIXED),
+    BARE: ("orca-max", "orca-oracle", VLLM, MIXED),
     APART: ("orca-max", "orca-oracle", VLLM),
+    BARE_175B: ("orca-max", "orca-oracle", VLLM, MIXED),
 }
-"""Models, and the engines that are run with each; OPT-13B also with one assumption changed."""
+"""Models, and the engines that are run with each; some also with one assumption changed."""
 
 
 def cases(scale: Scale) -> dict[str, Search]:
@@ -32,23 +45,30 @@ def cases(scale: Scale) -> dict[str, Search]:
     }
 
 
-def _scenario(engine: str, model: str) -> Scenario:
-    if model == BARE:
-        return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, cost=cost_of(sequence_us=0.0))
-    if model == APART:
-        scheduler = {} if engine == VLLM else PROMPTS_APART
-        return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, scheduler=scheduler)
-    return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model)
+def _scenario(name: str, setting: str) -> Scenario:
+    engine, blocks = engine_of(name)
+    model = setting.partition(",")[0]
+    if setting in (BARE, BARE_175B):
+        blocks = blocks | {"cost": cost_of(model, sequence_us=0.0)}
+    if setting == APART and engine != VLLM:
+        blocks = blocks | {"scheduler": PROMPTS_APART}
+    return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model, **blocks)
 
 
 def ours(results: Results) -> list[Ours]:
     rows = []
     for model, engines in COMPARED.items():
-        vllm = results[f"{VLLM}, {model}"]
+        found = {engine: results[f"{engine}, {model}"] for engine in engines}
         for engine in engines:
-            rows += curve(f"{engine}, {model}", results[f"{engine}, {model}"])
+            if engine == MIXED:
+                continue
+            rows += curve(f"{engine}, {model}", found[engine])
             if engine != VLLM:
-                rows.append(Ours(f"{VLLM} / {engine}", model, RATIO, ratio(vllm, results[f"{engine}, {model}"])))
+                rows += [
+                    Ours(f"{vllm} / {engine}", model, RATIO, ratio(found[vllm], found[engine]))
+                    for vllm in (VLLM, MIXED)
+                    if vllm in found
+                ]
     return rows
 
 

@@ -7,19 +7,34 @@ from typing import Any
 
 from kvsim.reproduce.draw import lines
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ALL_AT_ONCE, BEAM_THETA, PROMPTS_APART, VLLM, Scenario, lengths_of, scenario
+from kvsim.reproduce.recipe import (
+    ALL_AT_ONCE,
+    BEAM_THETA,
+    MIXED,
+    PROMPTS_APART,
+    VLLM,
+    Scenario,
+    cost_of,
+    engine_of,
+    lengths_of,
+    scenario,
+)
 from kvsim.reproduce.sustained import BOUND_S, RATE, Search, ratio
 
 ORACLE = "orca-oracle"
 APART = "orca-oracle, prompt steps apart"
 QUANTITY = "sustained rate ratio to orca-oracle"
+BARE = "no overhead per sequence"
+MIXED_QUANTITY = f"{QUANTITY}, of {MIXED}"
+BARE_QUANTITY = f"{MIXED_QUANTITY}, {BARE}"
 MODES: dict[tuple[str, int], Scenario] = {
     ("basic", 1): {"n": 1},
     **{("parallel", width): {"n": width} for width in (2, 4, 6)},
     **{("beam", width): {"beam_width": width, "theta": BEAM_THETA} for width in (2, 4, 6)},
 }
-ALSO_APART = (("basic", 1), ("beam", 6))
-"""Where Oracle is also run with vLLM's order of work, so that only the memory differs."""
+ALSO_CHANGED = (("basic", 1), ("beam", 6))
+"""Where each engine is also run with the other's order of work, so that only the memory differs, and without overhead
+per sequence."""
 
 
 def _orca_sampling(sampling: Scenario) -> Scenario:
@@ -29,14 +44,22 @@ def _orca_sampling(sampling: Scenario) -> Scenario:
 
 def cases(scale: Scale) -> dict[str, Search]:
     seconds = scale.pick(1200, 60)
+
+    def searched(name: str, sampling: Scenario, **blocks: Any) -> Search:
+        engine, own = engine_of(name)
+        one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=sampling, **own, **blocks)
+        return Search(one, seconds, 300)
+
     found = {}
     for (mode, width), sampling in MODES.items():
-        for engine, chosen in ((VLLM, sampling), (ORACLE, _orca_sampling(sampling))):
-            one = scenario(engine, lengths_of("alpaca"), ALL_AT_ONCE, 1, sampling=chosen)
-            found[f"{engine}, {mode} {width}"] = Search(one, seconds, 300)
-            if engine == ORACLE and (mode, width) in ALSO_APART:
-                apart = one | {"scheduler": one["scheduler"] | PROMPTS_APART}
-                found[f"{APART}, {mode} {width}"] = Search(apart, seconds, 300)
+        x, regions = f"{mode} {width}", _orca_sampling(sampling)
+        found[f"{VLLM}, {x}"] = searched(VLLM, sampling)
+        found[f"{ORACLE}, {x}"] = searched(ORACLE, regions)
+        if (mode, width) in ALSO_CHANGED:
+            found[f"{APART}, {x}"] = searched(ORACLE, regions, scheduler=PROMPTS_APART)
+            found[f"{MIXED}, {x}"] = searched(MIXED, sampling)
+            found[f"{MIXED}, {BARE}, {x}"] = searched(MIXED, sampling, cost=cost_of(sequence_us=0.0))
+            found[f"{ORACLE}, {BARE}, {x}"] = searched(ORACLE, regions, cost=cost_of(sequence_us=0.0))
     return found
 
 
@@ -45,9 +68,15 @@ def ours(results: Results) -> list[Ours]:
     for mode, width in MODES:
         vllm, oracle = (results[f"{engine}, {mode} {width}"] for engine in (VLLM, ORACLE))
         rows.append(Ours(mode, str(width), QUANTITY, ratio(vllm, oracle)))
-        if (mode, width) in ALSO_APART:
-            apart = results[f"{APART}, {mode} {width}"]
-            rows.append(Ours(mode, str(width), f"sustained rate ratio to {APART}", ratio(vllm, apart)))
+        if (mode, width) in ALSO_CHANGED:
+            apart, mixed, mixed_bare, bare = (
+                results[f"{name}, {mode} {width}"] for name in (APART, MIXED, f"{MIXED}, {BARE}", f"{ORACLE}, {BARE}")
+            )
+            rows += [
+                Ours(mode, str(width), f"sustained rate ratio to {APART}", ratio(vllm, apart)),
+                Ours(mode, str(width), MIXED_QUANTITY, ratio(mixed, oracle)),
+                Ours(mode, str(width), BARE_QUANTITY, ratio(mixed_bare, bare)),
+            ]
         rows += [
             Ours(f"{name}, {mode}", str(width), RATE, found["sustained_rate"])
             for name, found in ((VLLM, vllm), (ORACLE, oracle))

@@ -49,6 +49,11 @@ def lengths_of(dataset: str, **changes: Any) -> Scenario:
     return preset | changes
 
 
+def engine_of(name: str) -> tuple[str, Scenario]:
+    """Engine, and blocks of the scenario, that a series stands for."""
+    return ("paged", MIXED_STEPS) if name == MIXED else (name, {})
+
+
 def poisson(rate: float) -> Scenario:
     return {"type": "poisson", "request_rate": rate}
 
@@ -56,6 +61,15 @@ def poisson(rate: float) -> Scenario:
 PROMPTS_APART: Scenario = {"prefill_first": True}
 """Orca computes prompts together with decodes. This gives it vLLM's order of work: prompts first, in steps of their
 own."""
+
+MIXED = "vllm, mixed steps"
+"""vLLM as the paper's section 4.3 describes a step: the tokens of prompts and of decodes together. In `vllm-v0`, the
+releases of autumn 2023, prompts have steps of their own."""
+MIXED_STEPS: Scenario = {
+    "allocator": {"free_list": "lifo"},
+    "scheduler": {"preemption": "swap_forked", "enable_chunked_prefill": False},
+}
+"""What makes the generic engine `paged` that engine: memory and preemption of `vllm-v0`, other steps."""
 
 ALL_AT_ONCE: Scenario = {"type": "batch"}
 """The queue is never empty: what the memory looks like at saturation."""
