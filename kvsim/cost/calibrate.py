@@ -19,6 +19,7 @@ from kvsim.types import ScenarioError
 
 VLLM_CUSTOM_ALL_REDUCE_BYTES = 2.0**23
 """vLLM's limit where it has none per number of GPUs: known from its source, so no fit need guess it."""
+_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
 _MIN_ROWS_FOR_CORRECTION = 12
@@ -210,7 +211,13 @@ def _fit_params(group: Group, like: OpFit | None) -> dict[str, float]:
     else:
         tiles = [dict(zip(form.tiles, values, strict=True)) for values in product(*form.tiles.values())]
         if group.key.op == "all_reduce" and group.key.framework == "vllm":
-            tiles = [tile for tile in tiles if tile["switch_bytes"] == VLLM_CUSTOM_ALL_REDUCE_BYTES]
+            # Older versions have one limit on every GPU: on Hopper the rows decide which it was.
+            limits = (0.0, 1.0) if group.gpu.lower().startswith(_HOPPER) else (0.0,)
+            tiles = [
+                tile
+                for tile in tiles
+                if tile["switch_bytes"] == VLLM_CUSTOM_ALL_REDUCE_BYTES and tile["per_gpu_limits"] in limits
+            ]
     best: tuple[float, dict[str, float]] | None = None
     for tile in tiles:
         cost, params = _least_squares(group, tile)

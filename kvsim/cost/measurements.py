@@ -103,10 +103,11 @@ class Group:
     columns: dict[str, np.ndarray]
     latency_us: np.ndarray
     kinds: np.ndarray
+    gpu: str = ""
 
     def take(self, index: np.ndarray) -> Group:
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Group(self.key, columns, self.latency_us[index], self.kinds[index])
+        return Group(self.key, columns, self.latency_us[index], self.kinds[index], self.gpu)
 
 
 @dataclass
@@ -180,7 +181,7 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
             pages.setdefault(key.framework, []).append(int(_Cells(path, line, row).number("page_size", positive=True)))
         collected.setdefault(key, []).append((columns, latency, row["op"]))
         sources[row.get("source", "") or str(path.name)] = None
-    groups = [_merge(key, collected[key]) for key in sorted(collected)]
+    groups = [_merge(key, collected[key], gpu) for key in sorted(collected)]
     num_rows = sum(len(v) for v in collected.values())
     block_sizes = {name: max(sorted(set(sizes)), key=sizes.count) for name, sizes in pages.items()}
     return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped)
@@ -281,7 +282,7 @@ def _layer_operation(op: str, cells: _Cells) -> tuple[GroupKey, dict[str, float]
     return GroupKey("elementwise", f"{model}:{op}", framework, model, version), {"tokens": tokens, "width": 1.0}
 
 
-def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]]) -> Group:
+def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]], gpu: str) -> Group:
     """Rows with equal columns become one, at the geometric mean of their latencies."""
     features = sorted(set(FORMS[key.op].features) | {"head_dim"} if "attention" in key.op else FORMS[key.op].features)
     merged: dict[tuple[float, ...], tuple[list[float], str]] = {}
@@ -292,4 +293,4 @@ def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]]) -
     table = np.array(points, dtype=float).reshape(len(points), len(features))
     latencies = np.exp([sum(merged[p][0]) / len(merged[p][0]) for p in points])
     kinds = np.array([merged[p][1] for p in points])
-    return Group(key, {name: table[:, i] for i, name in enumerate(features)}, latencies, kinds)
+    return Group(key, {name: table[:, i] for i, name in enumerate(features)}, latencies, kinds, gpu)

@@ -88,7 +88,7 @@ def test_a_row_on_a_limit_stays_on_its_side(tmp_path: Path) -> None:
     fit = calibrate(write(tmp_path / "x.csv", all_reduce_rows(), columns)).profile.find("all_reduce")
     assert fit is not None
     assert fit.params["switch_bytes"] == 2**23
-    assert not fit.params["per_gpu_limits"]
+    assert not fit.params["per_gpu_limits"]  # those are Hopper's, and this is none
     for row in all_reduce_rows():
         size, num_gpus = float(str(row["bytes"])), float(str(row["num_gpus"]))
         if 2**22 <= size <= 2**24:
