@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -581,6 +586,163 @@ def test_a_prompt_step_holds_a_whole_prompt(here: Path, capsys: pytest.CaptureFi
     Path("s.yaml").write_text(text)
     args = ["validate", "s.yaml", "--engine", "vllm-v0"]
     assert_refused(capsys, args, "max_num_batched_tokens: is 2048", "at least max_model_len (4096)")
+
+
+READERS = [
+    ["journal", "{}"],
+    ["conform", "{}"],
+    ["trace", "{}"],
+    ["calibrate", "{}"],
+    ["calibrate", "--profile", "a100", "--test", "{}"],
+    ["validate-run", ".", "--workload", "{}"],
+    ["capacity", "--model", "{}"],
+    ["plot", "{}"],
+    ["report", "{}"],
+]
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/full", "/proc/self/mem", "fifo", "loop", "none"])
+@pytest.mark.parametrize("args", READERS, ids=lambda args: args[0] + (args[1] if args[1] != "{}" else ""))
+def test_what_is_no_file_is_not_read(
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], place: str
+) -> None:
+    os.mkfifo("fifo")
+    Path("loop").symlink_to("loop")
+    assert_refused(capsys, [arg.format(place) for arg in args])
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "9" * 6000, "null", "[]", "{}", b"\xff\xfe", b""])
+def test_case_file(here: Path, capsys: pytest.CaptureFixture[str], content: str | bytes) -> None:
+    Path("case.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert_refused(capsys, ["conform", "case.json"], "case.json: ")
+
+
+@pytest.mark.parametrize("key", ["lora", "prompt_token_ids", "output_token_ids", "arrival_step", "id"])
+@pytest.mark.parametrize("value", [5.5, -1, None, {}, [None], 10**30])
+def test_case_with_a_wrong_value(here: Path, capsys: pytest.CaptureFixture[str], key: str, value: object) -> None:
+    """An answer or a message; a case may also disagree (1)."""
+    case = json.loads((Path(__file__).parent / "golden/v1/008.json").read_text())
+    case["requests"][0][key] = value
+    Path("case.json").write_text(json.dumps(case))
+    assert main(["conform", "case.json"]) in (1, 2)
+    assert "fault of kvsim" not in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "s.yaml").write_text(BASE)
+    assert main(["run", str(folder / "s.yaml"), "--no-plots", "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+DAMAGE = [
+    ("summary.json", "{"),
+    ("summary.json", "[]"),
+    ("summary.json", "[" * 200_000),
+    ("summary.json", json.dumps({"name": 1, "engine": [], "kv": 5, "warnings": 3})),
+    ("steps.csv", "a,b\n1\n"),
+    ("steps.csv", "\xff\x00"),
+    ("requests.csv", "x" * 200_000),
+    ("requests.csv", 'request_id\n"'),
+    ("compare.csv", "x\n1\n"),
+    ("compare.csv", "engine\n../../etc\n"),
+    ("sweep.csv", ""),
+    ("sweep.csv", "seed,status\n1,ok\n"),
+    ("scenario.yaml", "["),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE, ids=lambda text: text[:30])
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_damaged_results(
+    here: Path, capsys: pytest.CaptureFixture[str], results: Path, command: str, name: str, content: str
+) -> None:
+    """Drawn without what is damaged, or refused with the folder's name."""
+    shutil.copytree(results, "r")
+    Path("r", name).write_text(content, encoding="latin-1")
+    code = main([command, "r"])
+    error = capsys.readouterr().err
+    assert code in (0, 2), error
+    assert "fault of kvsim" not in error
+    assert code == 0 or error.startswith("error: r")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_without_an_end(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    monkeypatch.setattr("kvsim.workload.trace_files.MAX_LINE_CHARS", 1000)
+    for row in ("x" * 5000, '0,1,"' + "x" * 5000, '{"timestamp": ' + "1" * 5000):
+        data = (TRACE + row).encode()
+        Path("t.csv").write_bytes(gzip.compress(data) if packed else data)
+        assert_refused(capsys, ["trace", "t.csv"], "t.csv: has a line of more than 1,000 characters")
+
+
+def test_a_list_without_an_end(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.workload.trace_files.MAX_TEXT_CHARS", 1000)
+    Path("t.json").write_text("[" + " \n" * 5000)
+    args = ["trace", "t.json", "--format", "sharegpt"]
+    assert_refused(capsys, args, "t.json: has more than 1,000 characters in one list", "JSON lines")
+
+
+def kvsim(*args: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a shell, as somebody with unusual streams would run it."""
+    command = f"{shlex.quote(sys.executable)} -m kvsim {shlex.join(args)} {redirect}"
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, errors="replace", env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "redirect", "code"),
+    [
+        (["schema"], ">&-", 0),
+        (["schema"], "2>&-", 0),
+        (["schema"], "<&-", 0),
+        (["schema"], ">/dev/full", 2),
+        (["run", "none.yaml"], ">&- 2>&-", 2),
+        (["run", "s.yaml", "--no-plots", "--out", "o"], ">&- 2>&-", 0),
+        (["schema"], "| head -1; exit ${PIPESTATUS[0]}", 141),
+    ],
+)
+def test_streams_that_are_closed(here: Path, args: list[str], redirect: str, code: int) -> None:
+    Path("s.yaml").write_text(BASE)
+    done = kvsim(*args, redirect=redirect)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1", "cp437"])
+def test_a_terminal_that_lacks_letters(here: Path, encoding: str) -> None:
+    """`–` and `±` are printed as `?` there."""
+    Path("s.yaml").write_text(BASE)
+    args = ["compare", "s.yaml", "--engines", "paged,orca-max", "--no-plots", "--out", "c"]
+    done = kvsim(*args, PYTHONIOENCODING=encoding, LC_ALL="C", TERM="dumb", NO_COLOR="1")
+    assert done.returncode == 0, done
+    assert "orca-max" in done.stdout
+    done = kvsim("run", "caf\u00e9-\u2013.yaml", PYTHONIOENCODING=encoding, LC_ALL="C.UTF-8")
+    assert done.returncode == 2, done
+    assert done.stderr.startswith("error: caf")
+
+
+def test_a_working_directory_that_is_gone(here: Path) -> None:
+    Path("s.yaml").write_text(BASE)
+    redirect = f"; cd {here} && mkdir gone && cd gone && rmdir ../gone && "
+    redirect += f"{shlex.quote(sys.executable)} -m kvsim run {here}/s.yaml --no-plots"
+    done = kvsim("--version", redirect=redirect, PYTHONPATH=str(Path(__file__).parent.parent))
+    assert done.returncode == 2, done
+    assert "error: results/chat: cannot be used for results" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_permissions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(BASE)
+    Path("locked").mkdir()
+    Path("locked").chmod(0o500)
+    assert_refused(capsys, ["run", "s.yaml", "--no-plots", "--out", "locked/o"], "locked/o", "Permission denied")
+    Path("s.yaml").chmod(0)
+    assert_refused(capsys, ["run", "s.yaml"], "s.yaml: cannot read the scenario: Permission denied")
 
 
 def test_json_goes_nowhere_on_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

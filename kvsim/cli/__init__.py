@@ -7,6 +7,7 @@ Nothing below this package prints or exits; a `KvsimError` that reaches `main` b
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -48,6 +49,7 @@ SHOW_TRACEBACK = "KVSIM_TRACEBACK"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 done, 2 bad input, 130 interrupted, 1 anything else."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _make_streams_safe()
     _handle_signals()
     try:
         code = _dispatch(args)
@@ -70,6 +72,11 @@ def _dispatch(args: list[str]) -> int:
         code = typer.main.get_command(app).main(args=args, prog_name="kvsim", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except SystemExit as end:
+        # Click's way to leave when nobody reads what is printed; commands raise `Exit`, which arrives as a code.
+        if end.code == 1:
+            raise BrokenPipeError from None
+        raise
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
@@ -123,9 +130,17 @@ def _explain(error: Exception) -> int:
     if show is not None and isinstance(code := getattr(error, "exit_code", None), int):
         show()
         return code
+    if isinstance(error, OSError):
+        return _fail(f"{_named(error)}cannot be read or written: {error.strerror or error}", EXIT_BAD_INPUT)
+    if isinstance(error, RecursionError):
+        return _fail("something in the input is nested too deeply; make it flatter", EXIT_BAD_INPUT)
     if isinstance(error, LawViolation):
         return _fail(f"a law does not hold: {error}", 1)
     return _fail(f"this is a fault of kvsim: {type(error).__name__}: {error} (set {SHOW_TRACEBACK}=1 to see where)", 1)
+
+
+def _named(error: OSError) -> str:
+    return f"{error.filename}: " if error.filename is not None else "a file "
 
 
 def _fail(message: str, code: int) -> int:
@@ -163,6 +178,16 @@ def _insist(handler: Callable[[int, object], None]) -> None:
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, INSIST_AFTER_S)
+
+
+def _make_streams_safe() -> None:
+    """Closed streams take what is printed and drop it; letters that the terminal's encoding lacks become `?`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _silence_stdout() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots, check_output
+from kvsim.cli.options import Json, NoPlots, check_input, check_output
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def command(
     """
     if (measurements is None) == (profile is None):
         raise ScenarioError("calibrate takes either MEASUREMENTS.csv or --profile NAME (with --from-run or --test)")
+    check_input(measurements, "measurements")
+    check_input(test, "measurements of --test")
     check_output(out, "--out", measurements, test, from_run, workload)
     document: dict[str, object] = {}
     if measurements is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json
+from kvsim.cli.options import Json, check_input
 
 MAX_ROWS = 50
 
@@ -22,6 +22,7 @@ def command(
     """Ask the block journal what happened: blocks never returned, references dropped twice, lives, histograms."""
     from kvsim.memory.journal import read_csv
 
+    check_input(events, "journal (events.csv)")
     rows = read_csv(events)
     answer = _life(rows, block) if block is not None else _overview(rows)
     if as_json:

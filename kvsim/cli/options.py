@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Annotated, TypeAlias
 
 from typer import Argument, Option
@@ -49,6 +50,19 @@ def results_folder(out: Path | None, name: str, command: str, force: bool) -> Pa
         usual = Path("results", name)
         console.warn(f"{usual} holds the results of kvsim {results_in(usual)}: those of {command} go to {folder}")
     return folder
+
+
+def check_input(path: Path | None, what: str) -> None:
+    """Raises ScenarioError where a file to read is none: pipes and devices may never end."""
+    if path is None:
+        return
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot read the {what}: {error.strerror}") from None
+    if not S_ISREG(info.st_mode):
+        kind = "a folder" if S_ISDIR(info.st_mode) else "no regular file (a pipe, socket or device)"
+        raise ScenarioError(f"{path}: is {kind}; give the {what} itself, as a file")
 
 
 def check_output(path: Path | None, option: str, *inputs: Path | str | None) -> None:

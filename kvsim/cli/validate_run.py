@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json, NoPlots, check_output
+from kvsim.cli.options import Json, NoPlots, check_input, check_output
 
 if TYPE_CHECKING:
     from kvsim.validate_run import Comparison
@@ -46,6 +46,7 @@ def command(
     from kvsim.validate_run import compare, load_run, predict, setting_of
     from kvsim.validate_run import plot as draw
 
+    check_input(workload, "workload")
     if not no_plots and not json:
         check_output(plot, "--plot", workload)
     run = load_run(run_dir)

@@ -46,7 +46,15 @@ def replay(case: Case, *, engine_loop: str = "calendar") -> CaseResult:
     except (KvsimError, LawViolation) as error:
         name = str(case.data["name" if case.kind == "v1" else "id"])
         return CaseResult(name, 0, Mismatch(-1, "error", None, f"{type(error).__name__}: {error}"))
-    except (LookupError, TypeError, ValueError, StopIteration) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        StopIteration,
+    ) as error:
         raise CaseError(f"{case.path}: cannot be replayed: {type(error).__name__}: {error}") from error
 
 

@@ -60,7 +60,7 @@ def load_case(path: Path) -> Case:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise CaseError(f"{path}: not JSON: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CaseError(f"{path}: cannot be read: {error}") from None
     try:
         return _checked(path, data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,13 +66,21 @@ def _table(path: Path) -> pd.DataFrame:
 
 def redraw(folder: Path) -> list[Path]:
     """Draw the pictures of a results folder again from its tables; returns their paths. Raises KvsimError."""
-    match kind_of(folder):
-        case "run":
-            return _redraw_run(folder)
-        case "compare":
-            return _redraw_compare(folder)
-        case "sweep":
-            return _redraw_sweep(folder)
+    draw = {"run": _redraw_run, "compare": _redraw_compare, "sweep": _redraw_sweep}[kind_of(folder)]
+    with _blaming_the_files(folder):
+        return draw(folder)
+
+
+@contextmanager
+def _blaming_the_files(folder: Path) -> Iterator[None]:
+    """What a file should say and does not is found where it is used; then the folder is to blame."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise KvsimError(
+            f"{folder}: its files are damaged, or not of one run ({type(error).__name__}: {error}); "
+            "run the scenario again"
+        ) from error
 
 
 def _redraw_run(folder: Path) -> list[Path]:
@@ -116,18 +125,18 @@ def write_report(folder: Path) -> tuple[Path, list[str]]:
     """
     from kvsim.report.page import write_compare_report, write_run_report
 
-    match kind_of(folder):
-        case "run":
+    kind = kind_of(folder)
+    with _blaming_the_files(folder):
+        if kind == "run":
             result, notes = _with_block_map(read_run(folder), folder)
             return write_run_report(folder, result, notes), notes
-        case "compare":
+        if kind == "compare":
             runs, all_notes = {}, []
             for engine, result in read_compare(folder).items():
                 runs[engine], notes = _with_block_map(result, folder / engine)
                 all_notes += [f"{engine}: {note}" for note in notes]
             return write_compare_report(folder, runs, all_notes), all_notes
-        case "sweep":
-            raise KvsimError(f"{folder}: is a sweep; it has pictures (`kvsim plot`), but no page: give one run")
+        raise KvsimError(f"{folder}: is a sweep; it has pictures (`kvsim plot`), but no page: give one run")
 
 
 def _with_block_map(result: RunResult, folder: Path) -> tuple[RunResult, list[str]]:

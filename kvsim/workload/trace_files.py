@@ -105,6 +105,38 @@ class _Peekable(Protocol):
     def peek(self, size: int = ..., /) -> bytes: ...
 
 
+MAX_LINE_CHARS = 2**26
+"""A line that is longer is no row: compressed zeros, or a file of another kind."""
+MAX_TEXT_CHARS = 2**31
+"""The longest JSON list that is read at once."""
+
+
+class _TooMuch(Exception):
+    """A file has more text in one piece than any trace."""
+
+
+class _BoundedText(io.TextIOWrapper):
+    """Text whose lines, and what is read at once, have an end."""
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(MAX_LINE_CHARS if size is None or size < 0 else size)
+        if len(line) == MAX_LINE_CHARS:
+            raise _TooMuch(f"has a line of more than {MAX_LINE_CHARS:,} characters; this is no trace")
+        return line
+
+    def __next__(self) -> str:  # type: ignore[override]
+        if line := self.readline():
+            return line
+        raise StopIteration
+
+    def read(self, size: int | None = -1, /) -> str:
+        is_whole = size is None or size < 0
+        text = super().read(MAX_TEXT_CHARS if is_whole else size)
+        if is_whole and len(text) == MAX_TEXT_CHARS:
+            raise _TooMuch(f"has more than {MAX_TEXT_CHARS:,} characters in one list; write JSON lines instead")
+        return text
+
+
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
     """The file as text: gzip and byte-order marks are recognised, undecodable bytes become U+FFFD.
@@ -116,8 +148,10 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
             # Peeking keeps the position, so that the decoder sees the file from its start.
             packed = raw.peek(2)[:2] == _GZIP_MAGIC
             buffered = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw
-            with io.TextIOWrapper(buffered, encoding=_encoding(buffered), errors="replace", newline="") as text:
+            with _BoundedText(buffered, encoding=_encoding(buffered), errors="replace", newline="") as text:
                 yield text
+    except _TooMuch as error:
+        fail(str(path), str(error))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         fail(str(path), f"its compressed data are damaged ({error}); copy or download it again")
     except OSError as error:
