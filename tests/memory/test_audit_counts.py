@@ -1,0 +1,39 @@
+"""The audit of counts: which law a wrong one breaks, and blocks that are free twice."""
+
+from __future__ import annotations
+
+import pytest
+from memory.test_audit import busy
+
+from kvsim.memory import PagedAllocator
+from kvsim.memory.contiguous import ContiguousAllocator
+from kvsim.memory.journal import Journal
+from kvsim.types import LawViolation
+
+
+def test_a_block_that_is_free_twice_is_found() -> None:
+    allocator = PagedAllocator(6, 4, free_list="fifo")
+    allocator.allocate("a", 5)
+    twice = next(iter(allocator.pool.free))
+    allocator.pool.free.extend([twice])
+    if len(list(allocator.pool.free)) == 4:
+        pytest.skip("this free list cannot hold a block twice")
+    with pytest.raises(LawViolation, match=rf"^law 4: .*\[{twice}\] are in the free list more than once"):
+        allocator.audit()
+
+
+def test_idle_blocks_are_counted_under_law_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = busy()
+    usage = allocator.usage()
+    monkeypatch.setattr(allocator, "usage", lambda: usage._replace(num_cached_idle=usage.num_cached_idle + 1))
+    with pytest.raises(LawViolation, match=r"^law 4: num_cached_idle is counted as"):
+        allocator.audit()
+
+
+def test_a_region_that_ends_has_no_references() -> None:
+    journal = Journal()
+    allocator = ContiguousAllocator(40, placement="first_fit", journal=journal)
+    allocator.allocate("a", 5)
+    allocator.free("a")
+    events = [(event.event, event.ref_count) for event in journal.events()]
+    assert events == [("taken", 1), ("ref_dec", 0), ("freed", 0)]
