@@ -37,3 +37,29 @@ def test_a_region_that_ends_has_no_references() -> None:
     allocator.free("a")
     events = [(event.event, event.ref_count) for event in journal.events()]
     assert events == [("taken", 1), ("ref_dec", 0), ("freed", 0)]
+
+
+def test_a_move_gives_the_old_address_up_before_the_new_one_is_taken() -> None:
+    journal = Journal()
+    allocator = ContiguousAllocator(12, placement="first_fit", compaction="on_demand", journal=journal)
+    allocator.allocate("a", 4)
+    allocator.allocate("b", 4)
+    allocator.free("a")
+    num_before = len(journal.events())
+    assert [(move.src, move.dst) for move in allocator.make_room(8)] == [(4, 0)]
+    events = [(event.event, event.block_id, event.ref_count) for event in journal.events()[num_before:]]
+    assert events == [("copied", 4, 1), ("ref_dec", 4, 0), ("freed", 4, 0), ("taken", 0, 1)]
+
+
+def test_a_miscount_of_shared_blocks_breaks_law_4() -> None:
+    allocator = busy()
+    allocator.pool.num_shared += 1
+    with pytest.raises(LawViolation, match=r"^law 4: GPU counts 3 shared blocks; there are 2"):
+        allocator.audit()
+
+
+def test_a_block_that_is_findable_before_it_is_full_breaks_law_11() -> None:
+    allocator = busy()
+    allocator.tables()["cached"].num_tokens = 7
+    with pytest.raises(LawViolation, match=r"^law 11: sequence 'cached' made 2 blocks findable before they were full"):
+        allocator.audit()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scheduling.stepping import drive, paged, request
-from scheduling.test_continuous_engines import most_advanced
+from scheduling.test_continuous_engines import most_advanced, v1
+from scheduling.test_orca import orca
+from scheduling.test_orca import request as orca_request
 from scheduling.test_static import request as static_request
 from scheduling.test_static import run as run_static
 from scheduling.test_static import static, step
@@ -12,7 +16,7 @@ from scheduling.test_vllm_v0 import make, start
 from scheduling.test_vllm_v0 import request as v0_request
 
 import kvsim
-from kvsim.request import Sampling
+from kvsim.request import Sampling, Status
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.types import ScenarioError
 
@@ -97,3 +101,98 @@ def test_nobody_is_swapped_without_host_memory(engine: str) -> None:
         }
     )
     assert set(result.steps["num_swapped"]) == {0}
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize("make_scheduler", [paged, v1], ids=["paged", "v1"])
+def test_continuous_engines_count_entries_as_they_list_them(make_scheduler: Any, engine_loop: str) -> None:
+    scheduler = make_scheduler(12, 4, detail=True, engine_loop=engine_loop)
+    run = drive(scheduler, [request(name, 9, 12) for name in "abcd"])
+    assert run.preempted
+    for plan in run.plans:
+        assert plan.shape.num_table_updates == sum(len(update.block_ids) for update in plan.table_updates)
+
+
+def test_decodes_behind_a_prompt_wait_for_its_budget() -> None:
+    """A's chunk of 4 tokens comes first; 6 of B's 8 samples find a token of budget left."""
+
+    def steps(engine_loop: str) -> Any:
+        requests = [
+            {"prompt_tokens": 60, "output_tokens": 3},
+            {"prompt_tokens": 4, "output_tokens": 20, "n": 8},
+        ]
+        scenario = {
+            "engine_loop": engine_loop,
+            "memory": {"num_gpu_blocks_override": 200},
+            "scheduler": {"max_num_batched_tokens": 10, "long_prefill_token_threshold": 4, "max_model_len": 128},
+            "workload": {"requests": requests},
+        }
+        return kvsim.run(scenario).steps
+
+    calendar, plain = steps("calendar"), steps("plain")
+    assert calendar.equals(plain)
+    assert (calendar["num_decode_tokens"] + calendar["num_prefill_tokens"]).max() == 10
+
+
+@pytest.mark.parametrize("engine", ["paged", "vllm-v0", "vllm-v1", "orca-max", "orca-pow2", "static", "no-evict"])
+def test_where_requests_wait_all_the_time_both_accounts_agree(engine: str) -> None:
+    """The ledger's corrections in hindsight are dated in both, too."""
+    lengths = {"type": "uniform", "prompt": [10, 60], "output": [10, 60]}
+    scenario = {
+        "engine": engine,
+        "memory": {"num_gpu_blocks_override": 30},
+        "scheduler": {"max_model_len": 128},
+        "workload": {"num_requests": 200, "arrivals": {"type": "batch"}, "lengths": lengths},
+        "horizon": "2s",
+    }
+    summary = kvsim.run(scenario).summary
+    assert summary["saturated_share"] == 1
+    assert summary["kv_saturated"] == summary["kv"]
+
+
+def test_windows_are_recomputed_without_sharing() -> None:
+    """Rings are overwritten: samples that come back after a recompute have every block for themselves."""
+    scheduler = make(10, sliding_window=8, preemption="recompute")
+    run = start(scheduler, *(v0_request(name, 8, 9) for name in "abc"), v0_request("d", 4, 14, 14))
+    num_back = 0
+    while scheduler.has_work:
+        plan = run.step()
+        back = [entry.seq for entry in plan.admitted if entry.is_resumed]
+        num_back += len(back) > 1
+        tables = [set(scheduler.allocator.block_table(seq.seq_id)) for seq in back if seq.status is Status.RUNNING]
+        assert sum(map(len, tables)) == len(set().union(*tables))
+    assert num_back
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize("make_scheduler", [paged, v1], ids=["paged", "v1"])
+def test_who_looks_closely_counts_the_same(make_scheduler: Any, engine_loop: str) -> None:
+    def shapes(detail: bool) -> list[Any]:
+        scheduler = make_scheduler(12, 4, detail=detail, engine_loop=engine_loop)
+        return [plan.shape for plan in drive(scheduler, [request(name, 9, 12) for name in "abcd"]).plans]
+
+    assert shapes(True) == shapes(False)
+
+
+def test_a_beam_search_keeps_its_width() -> None:
+    run = start(make(60), v0_request("a", 6, 12, beams=4)).to_the_end()
+    assert [plan.shape.num_decodes for plan in run.plans if plan.is_decode_tick] == [4] * 11
+
+
+def test_an_unknown_order_of_the_queue_is_named() -> None:
+    with pytest.raises(ScenarioError, match=r"scheduling_policy.*'lifo'.*fcfs"):
+        paged(4, 4, scheduling_policy="lifo")
+
+
+def test_who_is_let_in_by_a_compaction_does_not_wait() -> None:
+    scheduler = orca(num_slots=20, reservation="oracle", max_model_len=20, compaction="on_demand")
+    for name, prompt_len, output_len in (("A", 5, 1), ("B", 5, 6), ("C", 5, 1), ("D", 9, 2)):
+        assert scheduler.submit(orca_request(name, prompt_len, output_len)) is None
+    plans = []
+    while scheduler.has_work:
+        plan = scheduler.schedule(0)
+        plans.append(plan)
+        scheduler.complete(plan)
+    moved = [plan for plan in plans if plan.moves]
+    assert moved
+    assert not any(plan.waits_for_memory or plan.head_slots or plan.head_wait for plan in moved)
