@@ -16,8 +16,11 @@ from scheduling.test_vllm_v0 import make, start
 from scheduling.test_vllm_v0 import request as v0_request
 
 import kvsim
+from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.request import Sampling, Status
 from kvsim.scheduling.continuous import LivelockError
+from kvsim.scheduling.paged import PagedScheduler
+from kvsim.scheduling.reservations import make_reservation
 from kvsim.types import ScenarioError
 
 
@@ -134,17 +137,20 @@ def test_decodes_behind_a_prompt_wait_for_its_budget() -> None:
     assert (calendar["num_decode_tokens"] + calendar["num_prefill_tokens"]).max() == 10
 
 
+@pytest.mark.parametrize("gives_up", [False, True], ids=["patient", "impatient"])
 @pytest.mark.parametrize("engine", ["paged", "vllm-v0", "vllm-v1", "orca-max", "orca-pow2", "static", "no-evict"])
-def test_where_requests_wait_all_the_time_both_accounts_agree(engine: str) -> None:
+def test_where_requests_wait_all_the_time_both_accounts_agree(engine: str, gives_up: bool) -> None:
     """The ledger's corrections in hindsight are dated in both, too."""
     lengths = {"type": "uniform", "prompt": [10, 60], "output": [10, 60]}
-    scenario = {
+    scenario: dict[str, Any] = {
         "engine": engine,
         "memory": {"num_gpu_blocks_override": 30},
         "scheduler": {"max_model_len": 128},
         "workload": {"num_requests": 200, "arrivals": {"type": "batch"}, "lengths": lengths},
-        "horizon": "2s",
+        "horizon": "1s",
     }
+    if gives_up:
+        scenario["workload"]["abort"] = {"probability": 0.9, "after": 1.0}
     summary = kvsim.run(scenario).summary
     assert summary["saturated_share"] == 1
     assert summary["kv_saturated"] == summary["kv"]
@@ -196,3 +202,13 @@ def test_who_is_let_in_by_a_compaction_does_not_wait() -> None:
     moved = [plan for plan in plans if plan.moves]
     assert moved
     assert not any(plan.waits_for_memory or plan.head_slots or plan.head_wait for plan in moved)
+
+
+@pytest.mark.parametrize("output_len", [1, 2])
+def test_a_request_reserves_nothing_that_it_will_not_write(output_len: int) -> None:
+    """The last token is not stored: an output of one token needs no slot of its own."""
+    allocator = ContiguousAllocator(64, placement="first_fit")
+    scheduler = PagedScheduler(allocator, reservation=make_reservation("oracle", 64))
+    scheduler.submit(request("A", 5, output_len))
+    scheduler.schedule(0)
+    assert allocator.usage().num_used == 5 + output_len - 1
