@@ -174,7 +174,7 @@ def tell_life(resolved: ResolvedScenario, request_id: str) -> str:
     if story.request is None:
         ids = sorted(simulation.recorder.ended.request_ids, key=natural)
         shown = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
-        raise ScenarioError(f"--request {request_id}: no request has that id; this workload has {shown}")
+        raise ScenarioError(f"--request {request_id:.100}: no request has that id; this workload has {shown}")
     return story.text()
 
 

@@ -522,6 +522,44 @@ def test_known_ids_are_told_in_their_order(here: Path, capsys: pytest.CaptureFix
     assert_refused(capsys, ["explain", "s.yaml", "--request", "r3"], "this workload has r1, r2, r9, ... r100")
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--set", "9" * 50_000],
+        ["--set", "x" * 50_000 + "=1"],
+        ["--set", "a." * 5_000 + "b=1"],
+        ["--set", "." * 50_000 + "=1"],
+        ["--set", "seed=" + "9" * 50_000],
+        ["--set", "seed=" + "[" * 50_000],
+        ["--set", "name=" + "x" * 50_000],
+        ["--set", "description=" + "x" * 50_000],
+        ["--engine", "x" * 50_000],
+        ["--record", "x" * 50_000],
+        ["--record", "," * 50_000],
+    ],
+    ids=lambda args: f"{args[0]} {args[1][:8]}",
+)
+def test_long_options_make_short_messages(here: Path, capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    Path("s.yaml").write_text(BASE)
+    assert len(assert_refused(capsys, ["run", "s.yaml", *args], f"error: {args[0]} ")) < 1200
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--block-size", "0"], "--block-size 0: must be 1 to 1,048,576 tokens"),
+        (["--block-size", "9" * 25], "must be 1 to 1,048,576 tokens"),
+        (["--hash-block-size", "-1"], "--hash-block-size -1: must be 1 to"),
+        (["--capacity", "-1"], "--capacity -1: must be 0 to"),
+        (["--capacity", "9" * 30], "must be 0 to"),
+        (["--capacity", "much"], "--capacity much: it is a number of blocks"),
+    ],
+)
+def test_trace_option(here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str) -> None:
+    Path("t.csv").write_text(TRACE)
+    assert_refused(capsys, ["trace", "t.csv", *args], expected)
+
+
 def test_compare_names_an_unknown_engine(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("s.yaml").write_text(BASE)
     assert_refused(capsys, ["compare", "s.yaml", "--engines", "paged,orka-max"], "'orka-max'", "did you mean orca-max?")

@@ -87,7 +87,7 @@ def split_names(text: str, option: str) -> list[str]:
     """`a,b` as a list without repeats. Raises ScenarioError for an empty one."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise ScenarioError(f"{option} {text!r}: names with commas between, none of them empty")
+        raise ScenarioError(f"{option} {text[:100]!r}: names with commas between, none of them empty")
     return list(dict.fromkeys(names))
 
 
@@ -98,5 +98,5 @@ def parse_record(text: str | None) -> tuple[str, ...] | None:
     names = split_names(text, "--record")
     known = ("summary", "steps", "requests")
     if unknown := [name for name in names if name not in known]:
-        raise ScenarioError(f"--record {text}: {unknown[0]!r} is no table; known are {', '.join(known)}")
+        raise ScenarioError(f"--record {text:.100}: {unknown[0][:100]!r} is no table; known are {', '.join(known)}")
     return tuple(names)

@@ -12,6 +12,10 @@ from kvsim.cli import console
 from kvsim.cli.options import Json, check_output
 from kvsim.types import ScenarioError
 
+MAX_BLOCK_SIZE = 1_048_576
+"""As in a scenario."""
+MAX_CAPACITY = 10**15
+
 
 def command(
     file: Annotated[Path, Argument(help="A trace, in any of the known formats (.gz too).", show_default=False)],
@@ -59,6 +63,9 @@ def command(
     from kvsim.workload.trace_report import render, trace_report
     from kvsim.workload.traces import load_trace
 
+    for option, value in (("--block-size", block_size), ("--hash-block-size", hash_block_size)):
+        if value is not None and not 1 <= value <= MAX_BLOCK_SIZE:
+            raise ScenarioError(f"{option} {value}: must be 1 to {MAX_BLOCK_SIZE:,} tokens")
     check_output(to, "--to", file)
     check_output(picture, "--picture", file, to)
     trace = load_trace(
@@ -90,6 +97,9 @@ def _capacities(texts: list[str] | None) -> list[int | None] | None:
 
 def _blocks(text: str) -> int:
     try:
-        return int(text)
+        blocks = int(text)
     except ValueError:
-        raise ScenarioError(f"--capacity {text}: it is a number of blocks, or inf") from None
+        raise ScenarioError(f"--capacity {text:.100}: it is a number of blocks, or inf") from None
+    if not 0 <= blocks <= MAX_CAPACITY:
+        raise ScenarioError(f"--capacity {text:.100}: must be 0 to {MAX_CAPACITY:,} blocks, or inf")
+    return blocks

@@ -14,6 +14,8 @@ from kvsim.scenario.words import did_you_mean, likeness, shorten
 from kvsim.scenario.yaml_loader import ABSENT, Key, dotted, look_up
 
 MAX_PROBLEMS = 10
+MAX_KEY = 200
+"""Characters of a key that messages show."""
 
 SYNONYMS = {
     "num_prompts": "num_requests",
@@ -42,7 +44,8 @@ def problems_of(error: ValidationError, data: dict[str, Any], where: Callable[[K
     details = [(_locate(tuple(item["loc"]), data, item["type"]), item) for item in error.errors(include_url=False)]
     unknown = [(key, item) for key, item in details if item["type"] == "extra_forbidden"]
     lines = [
-        f"{where(key)}: {dotted(key) or 'scenario'}: {_explain(key, item, data)}" for key, item in unknown or details
+        f"{where(key)}: {dotted(key)[:MAX_KEY] or 'scenario'}: {_explain(key, item, data)}"
+        for key, item in unknown or details
     ]
     return list(dict.fromkeys(lines))
 
@@ -146,7 +149,7 @@ def _limit(kind: str, context: dict[str, Any]) -> str | None:
             return f"must be at most {_plain(context['le'])}"
         case "string_pattern_mismatch":
             return "must be package.module:Name"
-        case "string_too_long":
+        case "string_too_long" | "too_long":
             return f"must have at most {context['max_length']} characters"
         case "tuple_type" | "list_type":
             return "must be a list: [a, b]"

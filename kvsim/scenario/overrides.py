@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kvsim.scenario.yaml_loader import Key, dotted, parse_value
+from kvsim.scenario.words import shorten
+from kvsim.scenario.yaml_loader import MAX_DEPTH, Key, dotted, parse_value
 from kvsim.types import ScenarioError
+
+MAX_SHOWN = 120
+"""Characters of an option that messages repeat."""
 
 
 class Override(NamedTuple):
@@ -37,15 +41,17 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[Override]) -> None
 def _parse(text: str) -> Override:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ScenarioError(f"--set {text}: must be key=value, such as --set allocator.block_size=32")
-    text = f"--set {text}"
+        raise ScenarioError(f"--set {text:.{MAX_SHOWN}}: must be key=value, such as --set allocator.block_size=32")
+    text = f"--set {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '...'}"
     return Override(_key(name.strip(), text), parse_value(value, text), text)
 
 
 def _key(name: str, text: str) -> Key:
     parts = name.split(".")
-    if not all(part.strip() for part in parts):
-        raise ScenarioError(f"{text}: {name!r} is not a key; write names with dots between, such as memory.swap_space")
+    if len(parts) > MAX_DEPTH or not all(part.strip() for part in parts):
+        raise ScenarioError(
+            f"{text}: {shorten(name)} is not a key; write names with dots between, such as memory.swap_space"
+        )
     return tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts)
 
 

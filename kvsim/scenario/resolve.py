@@ -102,7 +102,7 @@ def load_scenario(path: Path | str, overrides: Iterable[str] = (), *, engine: st
 
 
 def _engine_override(engine: str, option: str) -> Override:
-    return Override(("engine",), engine, f"{option} {engine}")
+    return Override(("engine",), engine, f"{option} {engine:.100}")
 
 
 def scenario_from_text(text: str, source: str = "scenario.yaml", overrides: Iterable[str] = ()) -> ResolvedScenario:
