@@ -118,7 +118,6 @@ class Sequence:
         "num_output_tokens",
         "num_placeholders",
         "num_preemptions",
-        "num_synced_tokens",
         "output_len",
         "prompt_len",
         "rank",
@@ -148,8 +147,6 @@ class Sequence:
         self.join_computed = 0
         self.join_offset = 0
         """Stored tokens less the tick, while the calendar counts it: constant."""
-        self.num_synced_tokens = 0
-        """Stored tokens that the allocator was told of, while the calendar counts it."""
         self.is_decoding = False
         """It sampled a token since it last got its table (continuous engines)."""
         self.group: Group | None = None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable
-from kvsim.memory.prefix_cache import PrefixNode
 from kvsim.types import BlockId, LawViolation, SeqId
 
 if TYPE_CHECKING:
@@ -79,38 +77,31 @@ def _check_sharing(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -
 def _check_index(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -> None:
     """A block's text is that of its path, registered blocks of a table lie on one path, and nothing dangles."""
     index = allocator.index
-    carried = {block_id: node for node in _nodes(index.root) for block_id in node.carriers}
-    known = {block_id: node for block_id, node in enumerate(index.node_of) if node is not None}
+    carriers = index.places()
+    places = dict(carriers)
+    known = {block_id: run for block_id, run in enumerate(index.run_of) if run is not None}
+    carried = {block_id: place.run for block_id, place in places.items()}
     _require(11, carried == known, "the prefix index and the blocks disagree on who carries which text")
-    num_carriers = sum(len(node.carriers) for node in _nodes(index.root))
-    _require(11, num_carriers == len(known), "a block carries a text twice")
+    _require(11, len(carriers) == len(known), "a block carries a text twice")
     _require(11, index.num_hashed == len(known), f"{index.num_hashed} hashed blocks are counted; {len(known)} are")
     for seq_id, table in tables.items():
-        node = index.root
+        last = index.root
         for block_id in table.block_ids[: table.num_registered]:
-            child = known.get(block_id)
-            _require(11, child is not None and child.parent is node,
+            place = places.get(block_id)
+            _require(11, place is not None and place.before() == last,
                      f"block {block_id} of {seq_id!r} does not continue its prefix in the index")  # fmt: skip
-            node = child if child is not None else node
+            last = place if place is not None else last
         _require(11, table.num_registered * allocator.block_size <= table.num_tokens,
                  f"sequence {seq_id!r} made {table.num_registered} blocks findable before they were full")  # fmt: skip
 
 
-def _nodes(root: PrefixNode) -> Iterable[PrefixNode]:
-    pending = list(root.children.values())
-    while pending:
-        node = pending.pop()
-        yield node
-        pending.extend(node.children.values())
-
-
 def _check_counters(allocator: PagedAllocator, tables: dict[SeqId, BlockTable], fills: dict[BlockId, int]) -> None:
     """The ledger's inputs, which are kept incrementally."""
-    ref, node_of, block_size = allocator.pool.ref, allocator.index.node_of, allocator.block_size
+    ref, run_of, block_size = allocator.pool.ref, allocator.index.run_of, allocator.block_size
     surplus = allocator.surplus_refs()
     usage = allocator.usage()
     expected = {
-        "num_cached_idle": sum(1 for block_id in allocator.pool.free if node_of[block_id] is not None),
+        "num_cached_idle": sum(1 for block_id in allocator.pool.free if run_of[block_id] is not None),
         "num_logical": sum(len(table.block_ids) for table in tables.values()),
         "num_filled_slots": sum(fills.values()),
         "num_shared_partial_tails": sum(

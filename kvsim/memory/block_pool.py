@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from kvsim.types import AllocatorError, BlockId
@@ -31,6 +31,10 @@ class FreeList(Protocol):
 
     def take(self) -> BlockId:
         """Hand out the next block. Raises IndexError or KeyError if none is left."""
+        ...
+
+    def take_many(self, count: int, /) -> list[BlockId]:
+        """Hand out the next `count` blocks, which are there."""
         ...
 
     def extend(self, block_ids: Sequence[BlockId], /) -> None:
@@ -54,12 +58,23 @@ class PlainFifo(deque[BlockId]):
     is_tail_first = True
     take = deque.popleft
 
+    def take_many(self, count: int, /) -> list[BlockId]:
+        popleft = self.popleft
+        return [popleft() for _ in range(count)]
+
 
 class PlainLifo(list[BlockId]):
     """A stack for pools without a prefix cache."""
 
     is_tail_first = False
     take = list.pop
+
+    def take_many(self, count: int, /) -> list[BlockId]:
+        start = len(self) - count
+        taken = self[start:]
+        del self[start:]
+        taken.reverse()
+        return taken
 
 
 class LinkedFreeList(OrderedDict[BlockId, None]):
@@ -73,9 +88,14 @@ class LinkedFreeList(OrderedDict[BlockId, None]):
     def take(self) -> BlockId:
         return self.popitem(last=self._is_lifo)[0]
 
+    def take_many(self, count: int, /) -> list[BlockId]:
+        taken = list(islice(reversed(self) if self._is_lifo else self, count))
+        for block_id in taken:
+            del self[block_id]
+        return taken
+
     def extend(self, block_ids: Sequence[BlockId], /) -> None:
-        for block_id in block_ids:
-            self[block_id] = None
+        self.update(dict.fromkeys(block_ids))
 
     def remove(self, block_id: BlockId, /) -> None:
         del self[block_id]
@@ -86,23 +106,36 @@ class LruFreeList:
 
     is_tail_first = True
 
-    def __init__(self, block_ids: Iterable[BlockId], has_text: Callable[[BlockId], bool]) -> None:
+    def __init__(self, block_ids: Iterable[BlockId], text_of: Callable[[BlockId], object]) -> None:
         self._blank = list(block_ids)[::-1]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
-        self._has_text = has_text
+        self._text_of = text_of
 
     def take(self) -> BlockId:
         return self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]
 
+    def take_many(self, count: int, /) -> list[BlockId]:
+        blank, cached = self._blank, self._cached
+        taken: list[BlockId] = []
+        while blank and len(taken) < count:
+            taken.append(blank.pop())
+        if len(taken) < count:
+            for block_id in list(islice(cached, count - len(taken))):
+                del cached[block_id]
+                taken.append(block_id)
+        return taken
+
     def extend(self, block_ids: Sequence[BlockId]) -> None:
+        text_of, cached = self._text_of, self._cached
         blank = []
         for block_id in block_ids:
-            if self._has_text(block_id):
-                self._cached[block_id] = None
-            else:
+            if text_of(block_id) is None:
                 blank.append(block_id)
+            else:
+                cached[block_id] = None
         # The first of the walk is to be the foremost, so it is pushed last.
-        self._blank.extend(reversed(blank))
+        blank.reverse()
+        self._blank += blank
 
     def remove(self, block_id: BlockId) -> None:
         if block_id in self._cached:
@@ -132,6 +165,9 @@ class ExclusiveFirst:
         self._was_shared[block_id] = False
         return block_id
 
+    def take_many(self, count: int, /) -> list[BlockId]:
+        return [self.take() for _ in range(count)]
+
     def extend(self, block_ids: Sequence[BlockId]) -> None:
         for block_id in block_ids:
             (self._shared if self._was_shared[block_id] else self._exclusive)[block_id] = None
@@ -160,7 +196,7 @@ class BlockPool:
         *,
         num_reserved: int = 0,
         can_pull: bool = False,
-        has_text: Callable[[BlockId], bool] = lambda block_id: False,
+        text_of: Callable[[BlockId], object] = lambda block_id: None,
     ) -> None:
         self.num_blocks = num_blocks - num_reserved
         self.first_block = num_reserved
@@ -169,12 +205,14 @@ class BlockPool:
         """Blocks that more than one sequence used since they were handed out (up to date under `exclusive_first`)."""
         self.num_shared = 0
         """Blocks whose reference count exceeds 1."""
-        self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, has_text)
+        self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, text_of)
         self.pop: Callable[[], BlockId] = self.free.take
         """Hand out the next block; whoever must know of it (prefix index, journal) puts itself in front."""
+        self.pop_many: Callable[[int], list[BlockId]] = self.free.take_many
+        """Hand out so many blocks, which are there; who puts himself in front of `pop` does so here as well."""
 
     def _free_list(
-        self, block_ids: range, policy: str, can_pull: bool, has_text: Callable[[BlockId], bool]
+        self, block_ids: range, policy: str, can_pull: bool, text_of: Callable[[BlockId], object]
     ) -> FreeList:
         match policy:
             case "fifo":
@@ -182,15 +220,14 @@ class BlockPool:
             case "lifo":
                 return LinkedFreeList(block_ids, is_fifo=False) if can_pull else PlainLifo(block_ids)
             case "lru":
-                return LruFreeList(block_ids, has_text)
+                return LruFreeList(block_ids, text_of)
             case "exclusive_first":
                 return ExclusiveFirst(block_ids, self.was_shared)
         raise AllocatorError(f"free_list {policy!r} is unknown; it is one of {', '.join(FREE_LIST_POLICIES)}")
 
     def take(self, count: int) -> list[BlockId]:
         """Hand out `count` blocks with one reference each; the caller has checked that they are there."""
-        pop, ref = self.pop, self.ref
-        taken = [pop() for _ in range(count)]
+        ref, taken = self.ref, self.pop_many(count)
         for block_id in taken:
             ref[block_id] = 1
         return taken
@@ -216,7 +253,13 @@ class BlockPool:
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Drop one reference of each block of a table; returns those that became free, in walk order."""
         ref = self.ref
-        walk = block_ids[::-1] if self.free.is_tail_first else block_ids
+        walk = list(reversed(block_ids) if self.free.is_tail_first else block_ids)
+        if not self.num_shared and all(map(ref.__getitem__, walk)):
+            # Every block has this one reference.
+            for block_id in walk:
+                ref[block_id] = 0
+            self.free.extend(walk)
+            return walk
         freed = []
         for block_id in walk:
             count = ref[block_id]

@@ -9,13 +9,13 @@ from kvsim.types import AllocatorError, BlockId
 
 if TYPE_CHECKING:
     from kvsim.memory.interface import KeyChain
-    from kvsim.memory.prefix_cache import PrefixNode
+    from kvsim.memory.prefix_cache import Place
 
 
 class BlockTable:
     """One sequence's blocks in logical order, and how far they are filled; mutable, owned by the allocator."""
 
-    __slots__ = ("block_ids", "keys", "node", "num_registered", "num_tokens")
+    __slots__ = ("block_ids", "keys", "num_registered", "num_tokens", "place")
 
     def __init__(self, block_ids: list[BlockId], num_tokens: int) -> None:
         self.block_ids = block_ids
@@ -23,13 +23,13 @@ class BlockTable:
         self.keys: KeyChain | None = None
         self.num_registered = 0
         """Leading blocks that the prefix cache knows."""
-        self.node: PrefixNode | None = None
+        self.place: Place | None = None
         """Where in the prefix cache those blocks end."""
 
     def copy(self) -> BlockTable:
         """A table of its own over the same blocks."""
         twin = BlockTable(self.block_ids.copy(), self.num_tokens)
-        twin.keys, twin.num_registered, twin.node = self.keys, self.num_registered, self.node
+        twin.keys, twin.num_registered, twin.place = self.keys, self.num_registered, self.place
         return twin
 
 

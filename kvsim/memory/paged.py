@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from kvsim.memory.audit import audit
 from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable, Slot, slot_of
-from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, Link, PrefixMatch, Transfer, Usage
+from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
 from kvsim.memory.journal import Journal, JournaledPool
-from kvsim.memory.prefix_cache import PrefixIndex
+from kvsim.memory.prefix_cache import Place, PrefixIndex
 from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
 
 
@@ -54,7 +55,7 @@ class PagedAllocator:
             free_list,
             num_reserved=int(null_block),
             can_pull=enable_prefix_caching,
-            has_text=self.index.has_text,
+            text_of=self.index.run_of.__getitem__,
         )
         self.host = BlockPool(num_host_blocks, "lifo" if free_list == "lifo" else "fifo")
         self._tables: dict[SeqId, BlockTable] = {}
@@ -62,9 +63,9 @@ class PagedAllocator:
         self._surplus: dict[BlockId, int] = {}
         """References that belong to no table (the paper's engine's leaks)."""
         self._ref = self.pool.ref
-        self._free_pop = self.pool.pop
+        self._free_pop, self._free_pop_many = self.pool.pop, self.pool.pop_many
         if enable_prefix_caching:
-            self.pool.pop = self._pop_and_forget
+            self.pool.pop, self.pool.pop_many = self._pop_and_forget, self._pop_many_and_forget
         self.journal = journal
         if journal is not None:
             self._observe(journal)
@@ -185,7 +186,7 @@ class PagedAllocator:
         owners = (seq_id, *sharers)
         hits = prefix.block_ids
         num_new = self._table_blocks(num_tokens) - len(hits)
-        surplus = self._check_allocate(owners, num_tokens, prefix, num_refs)
+        surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
         num_free = len(self.pool.free)
         self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free)
         for block_id in hits:
@@ -197,7 +198,7 @@ class PagedAllocator:
             self._share_all(blocks, sharers, surplus)
         table = BlockTable(self._unrolled(blocks, self._ceil(num_tokens)), num_tokens)
         table.num_registered = len(hits)
-        table.node = self.index.node_of[hits[-1]] if hits else self.index.root
+        table.place = place
         table.keys = keys
         self._count_new(table, num_tokens - prefix.num_tokens, len(owners))
         self._tables[seq_id] = table
@@ -236,6 +237,53 @@ class PagedAllocator:
         self._num_logical += 1
         return ()
 
+    def grow_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> int:
+        """Store up to `totals[i]` tokens of sequence i, the last of which is the first of a new block, in order.
+
+        Returns how many sequences were served before blocks ran out. Raises AllocatorError for an unknown or swapped
+        sequence and for one to which that does not apply; nothing is changed then.
+        """
+        size, ref, all_tables = self.block_size, self._ref, self._tables
+        num_served = min(len(seq_ids), len(self.pool.free))
+        num_stored = 0
+        try:
+            tables = [all_tables[seq_id] for seq_id in seq_ids]
+        except KeyError as error:
+            raise self._no_table(error.args[0]) from None
+        for seq_id, table, total in zip(seq_ids, tables, totals, strict=True):
+            num_slots = len(table.block_ids) * size
+            num_stored += total - table.num_tokens
+            is_shared = self.pool.num_shared and table.num_tokens < num_slots and ref[table.block_ids[-1]] > 1
+            if total != num_slots + 1 or is_shared or self.window_blocks:
+                raise AllocatorError(f"sequence {seq_id!r} does not take exactly one block for {total} tokens")
+        if num_served < len(tables):
+            tables = tables[:num_served]
+            num_stored = sum(total - table.num_tokens for total, table in zip(totals, tables, strict=False))
+        for table, total, block_id in zip(tables, totals, self.pool.take(num_served), strict=False):
+            table.block_ids.append(block_id)
+            table.num_tokens = total
+        self._num_filled += num_stored
+        self._num_logical += num_served
+        return num_served
+
+    def fill_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> None:
+        """Store up to `totals[i]` tokens of sequence i in the blocks it has, and make the full ones findable, in order.
+
+        Raises AllocatorError for an unknown or swapped sequence, or where blocks are too few or shared.
+        """
+        size, ref = self.block_size, self._ref
+        for seq_id, total in zip(seq_ids, totals, strict=True):
+            table = self._table(seq_id)
+            block_ids, keys = table.block_ids, table.keys
+            behind = total - table.num_tokens
+            if behind > 0:
+                if self.window_blocks or total > len(block_ids) * size or ref[block_ids[-1]] > 1:
+                    raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {total} tokens")
+                table.num_tokens = total
+                self._num_filled += behind
+            if keys is not None:
+                self._register_upto(table, keys.num_full_blocks(total))
+
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens findable.
 
@@ -246,9 +294,7 @@ class PagedAllocator:
             return
         if num_tokens > table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, {num_tokens} are registered")
-        num_full = table.keys.num_full_blocks(num_tokens)
-        for place in range(table.num_registered, num_full):
-            self._register_block(table, place, table.keys.link(place))
+        self._register_upto(table, table.keys.num_full_blocks(num_tokens))
 
     def unregister(self, seq_id: SeqId, num_tokens: int) -> None:
         """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all.
@@ -258,8 +304,8 @@ class PagedAllocator:
         table = self._table(seq_id)
         while table.num_registered > num_tokens // self.block_size:
             table.num_registered -= 1
-            if table.node is not None:
-                table.node = table.node.parent
+            if table.place is not None:
+                table.place = table.place.before()
             self.index.drop(table.block_ids[table.num_registered])
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
@@ -298,7 +344,7 @@ class PagedAllocator:
             self._release(table)
             table.block_ids = host_ids
             # Restored blocks are new ones: they are findable when they are registered again.
-            table.num_registered, table.node = 0, self.index.root
+            table.num_registered, table.place = 0, self.index.root
             self._swapped[seq_id] = self._tables.pop(seq_id)
         if self.journal is not None:
             for src, dst in moved.transfer:
@@ -462,20 +508,21 @@ class PagedAllocator:
 
     def _check_allocate(
         self, owners: Sequence[SeqId], num_tokens: int, prefix: PrefixMatch, num_refs: int | None
-    ) -> int:
-        """Refuse what cannot be meant; returns the surplus references."""
+    ) -> tuple[int, Place]:
+        """Refuse what cannot be meant; returns the surplus references, and where the hit ends in the prefix index."""
         for owner in owners:
             self._check_new(owner)
         if len(owners) > 1 and len(set(owners)) < len(owners):
             raise AllocatorError(f"sequences {owners!r} are not distinct")
         if num_tokens < 1 or num_tokens < prefix.num_tokens:
             raise AllocatorError(f"cannot allocate {num_tokens} tokens with a hit of {prefix.num_tokens}")
-        if prefix.num_tokens != len(prefix.block_ids) * self.block_size or not self.index.is_path(prefix.block_ids):
+        place = self.index.end_of(prefix.block_ids) if prefix.block_ids else self.index.root
+        if place is None or prefix.num_tokens != len(prefix.block_ids) * self.block_size:
             raise AllocatorError(f"the prefix match {prefix.block_ids} is out of date; match again before allocating")
         surplus = 0 if num_refs is None else num_refs - len(owners)
         if surplus < 0 or (surplus and not self.upstream_faults):
             raise AllocatorError(f"{num_refs} references for {len(owners)} tables; only upstream_faults allows more")
-        return surplus
+        return surplus, place
 
     def _check_room(self, needed: int, available: int) -> None:
         if needed <= available:
@@ -491,13 +538,18 @@ class PagedAllocator:
         ref = self._ref
         return sum(1 for block_id in block_ids if not ref[block_id])
 
-    def _register_block(self, table: BlockTable, place: int, link: Link) -> None:
-        block_id = table.block_ids[place]
-        is_new = not self.index.has_text(block_id)
-        table.node = self.index.add(block_id, table.node or self.index.root, link)
-        table.num_registered = place + 1
-        if is_new and self.journal is not None:
-            self.journal.record("cached", block_id, self._ref[block_id])
+    def _register_upto(self, table: BlockTable, num_full: int) -> None:
+        """Make a table's first `num_full` blocks findable, as far as they are not."""
+        first, keys = table.num_registered, table.keys
+        if num_full <= first or keys is None:
+            return
+        index, block_ids = self.index, table.block_ids[first:num_full]
+        is_new = [not index.has_text(block_id) for block_id in block_ids] if self.journal is not None else ()
+        table.place = index.add_all(block_ids, table.place or index.root, keys, first)
+        table.num_registered = num_full
+        if self.journal is not None:
+            for block_id in compress(block_ids, is_new):
+                self.journal.record("cached", block_id, self._ref[block_id])
 
     def _reference(self, block_id: BlockId) -> None:
         """One more table reads a cached block."""
@@ -509,13 +561,22 @@ class PagedAllocator:
         """Hand out the next block; if it carries a cached text, that is evicted now and not before."""
         block_id = self._free_pop()
         if self.index.drop(block_id):
-            if self.journal is not None:
-                self.journal.record("evicted", block_id, 0)
-            if self._evicted is not None:
-                self._evicted.append(block_id)
-            self.num_evicted += 1
-            self._num_cached_idle -= 1
+            self._note_evicted(block_id)
         return block_id
+
+    def _pop_many_and_forget(self, count: int) -> list[BlockId]:
+        taken = self._free_pop_many(count)
+        for block_id in self.index.drop_all(taken):
+            self._note_evicted(block_id)
+        return taken
+
+    def _note_evicted(self, block_id: BlockId) -> None:
+        if self.journal is not None:
+            self.journal.record("evicted", block_id, 0)
+        if self._evicted is not None:
+            self._evicted.append(block_id)
+        self.num_evicted += 1
+        self._num_cached_idle -= 1
 
     def _share_all(self, block_ids: Sequence[BlockId], sharers: Sequence[SeqId], surplus: int) -> None:
         for sharer in sharers:
@@ -637,8 +698,8 @@ class PagedAllocator:
         if not self._ref[tail]:
             self._num_filled += self.block_size - fill
         if self.enable_prefix_caching:
-            node_of = self.index.node_of
-            self._num_cached_idle += sum(1 for block_id in freed if node_of[block_id] is not None)
+            run_of = self.index.run_of
+            self._num_cached_idle += sum([run_of[block_id] is not None for block_id in freed])
         self._count_leaks(table.block_ids, {tail: fill})
 
     def _count_leaks(self, block_ids: Iterable[BlockId], fills: dict[BlockId, int]) -> None:
@@ -678,6 +739,7 @@ class PagedAllocator:
             return block_id
 
         self.pool.pop = pop_and_record
+        self.pool.pop_many = lambda count: [pop_and_record() for _ in range(count)]
 
     def _name(self, seq_id: SeqId) -> None:
         if self.journal is not None:

@@ -1,14 +1,14 @@
 """The prefix cache: which full blocks hold which text, found by walking a text from its start.
 
-The index is a tree. A node stands for one whole prefix in one namespace (a path of block contents), so that two
-texts meet in a node exactly if they are equal up to there: there is no hash to collide. Blocks that hold a node's
-last block of text are its carriers, in the order in which they were registered.
+The index is a tree over block contents, so that two texts meet in a place exactly if they are equal up to there, in
+one namespace: there is no hash to collide. Most of a text is nobody else's, so blocks that follow each other without
+a branch are kept together in runs, and a block that nobody looks for costs two entries of a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvsim.memory.interface import KeyChain, Link
 from kvsim.tokens import TokenStream
@@ -39,7 +39,7 @@ class PrefixKeys:
         self._namespace = _namespace_ints(namespace)
         self._block_size = block_size
         self._num_blocks = len(stream) // block_size
-        self._links: list[Link] = []
+        self._links: dict[int, Link] = {}
         self._keys: list[int] = []
 
     def num_full_blocks(self, num_tokens: int) -> int:
@@ -48,14 +48,12 @@ class PrefixKeys:
 
     def link(self, block_index: int) -> Link:
         """What block `block_index` adds; equal links up to k mean equal text and namespace up to k, and vice versa."""
-        links = self._links
-        if block_index < len(links):
-            return links[block_index]
-        while len(links) <= block_index:
-            start = len(links) * self._block_size
+        link = self._links.get(block_index)
+        if link is None:
+            start = block_index * self._block_size
             content = self._stream.content(start, start + self._block_size)
-            links.append((content, () if links else self._namespace))
-        return links[block_index]
+            link = self._links[block_index] = (content, () if block_index else self._namespace)
+        return link
 
     def chain(self, block_index: int) -> int:
         """A 64-bit key of the whole prefix up to block `block_index`, the same in every process."""
@@ -76,81 +74,230 @@ def _as_int(text: str | None) -> int:
     return 0 if text is None else int.from_bytes(b"\x01" + text.encode(), "big")
 
 
-class PrefixNode:
-    """One prefix: the path from the root. It lives while a block carries it or a longer prefix needs it."""
+class PrefixRun:
+    """Consecutive blocks of one text: place k stands for the whole prefix up to block `first + k` of `keys`.
 
-    __slots__ = ("carriers", "children", "link", "parent")
+    A run begins where its text leaves that of its parent (after place `parent_place` there), or at the start. Blocks
+    that hold a place's last block of text are its carriers, in the order in which they were registered; a place
+    without one stays as long as a longer prefix needs it.
+    """
 
-    def __init__(self, parent: PrefixNode | None, link: Link) -> None:
+    __slots__ = ("branches", "carriers", "first", "keys", "more", "parent", "parent_place")
+
+    def __init__(
+        self, parent: PrefixRun | None, parent_place: int, keys: KeyChain, first: int, carriers: list[BlockId | None]
+    ) -> None:
         self.parent = parent
-        self.link = link
-        self.carriers: list[BlockId] = []
-        self.children: dict[Link, PrefixNode] = {}
+        self.parent_place = parent_place
+        self.keys = keys
+        self.first = first
+        self.carriers = carriers
+        """The first registered carrier of each place; None where nobody carries it now."""
+        self.more: dict[int, list[BlockId]] = _NOBODY
+        """Further carriers, by place."""
+        self.branches: dict[int, dict[Link, PrefixRun]] = _NO_BRANCHES
+        """Runs that leave this one, by the place after which they do and by their first link."""
+
+    def goes_on(self, place: int, keys: KeyChain) -> bool:
+        """The run has a place `place`, and the text agrees with it there (as it does before)."""
+        if place >= len(self.carriers):
+            return False
+        depth = self.first + place
+        return self.keys is keys or self.keys.link(depth) == keys.link(depth)
+
+    def carries(self, block_id: BlockId, place: int) -> bool:
+        return self.carriers[place] == block_id or block_id in self.more.get(place, ())
+
+    def carry(self, block_id: BlockId, place: int) -> None:
+        """One more block holds the last block of a place's text."""
+        if self.carriers[place] is None:
+            self.carriers[place] = block_id
+            return
+        if self.more is _NOBODY:
+            self.more = {}
+        self.more.setdefault(place, []).append(block_id)
+
+    def uncarry(self, block_id: BlockId) -> None:
+        """A carrier is handed out."""
+        carriers = self.carriers
+        if block_id in carriers:
+            place = carriers.index(block_id)
+            others = self.more.get(place)
+            carriers[place] = others.pop(0) if others else None
+        else:
+            place, others = next((place, others) for place, others in self.more.items() if block_id in others)
+            others.remove(block_id)
+        if others is not None and not others:
+            del self.more[place]
+        if carriers[-1] is None:
+            self.trim()
+
+    def trim(self) -> None:
+        """Forget what no block carries and no longer prefix needs, from the end of the run backwards."""
+        run = self
+        while run.parent is not None:
+            carriers = run.carriers
+            while carriers and carriers[-1] is None and len(carriers) - 1 not in run.branches:
+                carriers.pop()
+            if carriers:
+                return
+            parent, place = run.parent, run.parent_place
+            siblings = parent.branches[place]
+            del siblings[run.keys.link(run.first)]
+            if not siblings:
+                del parent.branches[place]
+            run = parent
+
+
+class Place(NamedTuple):
+    """One prefix in the index: place number `place` of a run; -1 of the root is the empty text."""
+
+    run: PrefixRun
+    place: int
+
+    def before(self) -> Place:
+        """The prefix that is one block shorter. Raises AllocatorError for the empty one."""
+        if self.place > 0:
+            return Place(self.run, self.place - 1)
+        if self.run.parent is None:
+            raise AllocatorError("nothing is shorter than the empty text")
+        return Place(self.run.parent, self.run.parent_place)
+
+
+_NOBODY: dict[int, list[BlockId]] = {}
+_NO_BRANCHES: dict[int, dict[Link, PrefixRun]] = {}
 
 
 class PrefixIndex:
     """Finds the blocks that hold a text, and forgets a block when it is handed out."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.root = PrefixNode(None, ((), ()))
-        self.node_of: list[PrefixNode | None] = [None] * num_blocks
+        self.root = Place(PrefixRun(None, -1, PrefixKeys(TokenStream(), None, 1), 0, []), -1)
+        self.run_of: list[PrefixRun | None] = [None] * num_blocks
+        """The run in which a block carries a text."""
         self.num_hashed = 0
         """Blocks that carry a text, in use or free."""
 
     def has_text(self, block_id: BlockId) -> bool:
-        return self.node_of[block_id] is not None
+        return self.run_of[block_id] is not None
 
     def find(self, keys: KeyChain, max_blocks: int) -> list[BlockId]:
         """The earliest registered carrier of each leading block, up to the first that nobody carries."""
         found: list[BlockId] = []
-        node = self.root
-        for block_index in range(min(max_blocks, keys.num_full_blocks(1 << 62))):
-            child = node.children.get(keys.link(block_index))
-            if child is None or not child.carriers:
+        run, place = self.root
+        end = min(max_blocks, keys.num_full_blocks(1 << 62))
+        while len(found) < end:
+            if run.goes_on(place + 1, keys):
+                place += 1
+            else:
+                branches = run.branches.get(place)
+                branch = branches.get(keys.link(len(found))) if branches else None
+                if branch is None:
+                    break
+                run, place = branch, 0
+            carrier = run.carriers[place]
+            if carrier is None:
                 break
-            found.append(child.carriers[0])
-            node = child
+            found.append(carrier)
         return found
 
-    def is_path(self, block_ids: Sequence[BlockId]) -> bool:
-        """The blocks carry consecutive texts from the start of one prefix: what `find` returned still holds."""
-        parent = self.root
+    def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
+        """Where a path of blocks ends: they carry consecutive texts from the start of one prefix; None if not."""
+        run, place = self.root
         for block_id in block_ids:
-            node = self.node_of[block_id]
-            if node is None or node.parent is not parent:
-                return False
-            parent = node
-        return True
+            carried = self.run_of[block_id]
+            if carried is run:
+                place += 1
+            elif carried is not None and carried.parent is run and carried.parent_place == place:
+                run, place = carried, 0
+            else:
+                return None
+            if place >= len(run.carriers) or not run.carries(block_id, place):
+                return None
+        return Place(run, place)
 
-    def add(self, block_id: BlockId, parent: PrefixNode, link: Link) -> PrefixNode:
-        """Let a full block carry `parent`'s prefix plus `link`; a block that does so already stays as it is."""
-        node = parent.children.get(link)
-        if node is None:
-            node = parent.children[link] = PrefixNode(parent, link)
-        carried = self.node_of[block_id]
-        if carried is None:
-            node.carriers.append(block_id)
-            self.node_of[block_id] = node
-            self.num_hashed += 1
-        elif carried is not node:
-            _prune(node)
-            raise AllocatorError(f"block {block_id} is registered with another text than it holds")
-        return node
+    def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
+        """Let full blocks carry the text of blocks `first ..` of `keys`, which goes on from `after`; returns its end.
+
+        A block that carries that text already stays as it is. Raises AllocatorError for one that carries another.
+        """
+        run, place = after
+        for index, block_id in enumerate(block_ids):
+            depth = first + index
+            if run.goes_on(place + 1, keys):
+                place += 1
+            else:
+                branches = run.branches.get(place)
+                branch = branches.get(keys.link(depth)) if branches else None
+                if branch is None:
+                    return self._add_new(block_ids[index:], Place(run, place), keys, depth)
+                run, place = branch, 0
+            if self.run_of[block_id] is None:
+                run.carry(block_id, place)
+                self.run_of[block_id] = run
+                self.num_hashed += 1
+            elif self.run_of[block_id] is not run or not run.carries(block_id, place):
+                raise _carries_another(block_id)
+        return Place(run, place)
+
+    def _add_new(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, depth: int) -> Place:
+        """Blocks of a text that nobody carried up to here: the text's own run gets longer, or a new one leaves it."""
+        run_of = self.run_of
+        for block_id in block_ids:
+            if run_of[block_id] is not None:
+                raise _carries_another(block_id)
+        run, place = after
+        if run.keys is keys and place == len(run.carriers) - 1 and place not in run.branches:
+            run.carriers += block_ids
+        else:
+            if run.branches is _NO_BRANCHES:
+                run.branches = {}
+            branch = PrefixRun(run, place, keys, depth, list(block_ids))
+            run.branches.setdefault(place, {})[keys.link(depth)] = branch
+            run = branch
+        for block_id in block_ids:
+            run_of[block_id] = run
+        self.num_hashed += len(block_ids)
+        return Place(run, len(run.carriers) - 1)
 
     def drop(self, block_id: BlockId) -> bool:
         """Forget a block's text; False if it carried none."""
-        node = self.node_of[block_id]
-        if node is None:
-            return False
-        node.carriers.remove(block_id)
-        self.node_of[block_id] = None
-        self.num_hashed -= 1
-        _prune(node)
-        return True
+        return bool(self.drop_all((block_id,)))
+
+    def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
+        """Forget the texts of blocks, in order; returns those that carried one."""
+        run_of = self.run_of
+        dropped = []
+        for block_id in block_ids:
+            run = run_of[block_id]
+            if run is None:
+                continue
+            run_of[block_id] = None
+            dropped.append(block_id)
+            carriers = run.carriers
+            if carriers[-1] == block_id and not run.more and not run.branches:
+                # The end of a run that is nobody else's: what the order of the free lists makes the rule.
+                carriers.pop()
+                if not carriers or carriers[-1] is None:
+                    run.trim()
+            else:
+                run.uncarry(block_id)
+        self.num_hashed -= len(dropped)
+        return dropped
+
+    def places(self) -> list[tuple[BlockId, Place]]:
+        """Where each block that carries a text stands, found by walking the whole index (for audits)."""
+        found: list[tuple[BlockId, Place]] = []
+        pending = [self.root.run]
+        while pending:
+            run = pending.pop()
+            for place, carrier in enumerate(run.carriers):
+                for block_id in (carrier, *run.more.get(place, ())):
+                    if block_id is not None:
+                        found.append((block_id, Place(run, place)))
+            pending += [branch for branches in run.branches.values() for branch in branches.values()]
+        return found
 
 
-def _prune(node: PrefixNode) -> None:
-    """Remove nodes that no block carries and no longer prefix needs, from here upwards."""
-    while node.parent is not None and not node.carriers and not node.children:
-        del node.parent.children[node.link]
-        node = node.parent
+def _carries_another(block_id: BlockId) -> AllocatorError:
+    return AllocatorError(f"block {block_id} is registered with another text than it holds")

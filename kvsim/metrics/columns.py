@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -28,7 +29,9 @@ class RowTable:
         """The pending rows as a matrix (rows x columns), None if there are none; kept if the table keeps rows."""
         if not self.rows:
             return None
-        chunk = np.array(self.rows, dtype=np.int64)
+        num_rows, num_columns = len(self.rows), len(self.names)
+        numbers = np.fromiter(chain.from_iterable(self.rows), np.int64, num_rows * num_columns)
+        chunk = numbers.reshape(num_rows, num_columns)
         self.rows.clear()
         if self.keep:
             self.chunks.append(chunk)

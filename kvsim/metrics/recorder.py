@@ -52,6 +52,8 @@ STEP_FIELDS = (
 )
 STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
 
+_NO_EVENTS = StepOutcome()[1:]
+
 NEVER = -1
 """A time that did not come."""
 
@@ -165,8 +167,8 @@ class Recorder:
         self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
         self._num_forked = 0
         self._num_submitted = 0
-        self._planned: deque[tuple[int, Parts, Usage]] = deque()
-        """Memory at the plans that were not applied yet: one, or two in asynchronous scheduling."""
+        self._planned: deque[tuple[int, tuple[int, ...]]] = deque()
+        """Rows, without their times, of the plans that were not applied yet: one, or two in asynchronous scheduling."""
         self._num_evicted = 0
         self._block_size = scheduler.allocator.block_size
         self.table_entry_bytes = 4
@@ -202,9 +204,7 @@ class Recorder:
         """The step begins: measure memory and note what the plan decided."""
         usage = self.scheduler.allocator.usage()
         parts = self.ledger.measure(plan, usage)
-        if sum(parts) != self.capacity or min(parts) < 0:
-            check_parts(parts, self.capacity, plan.step)
-        self._planned.append((plan.step, parts, usage))
+        self._planned.append((plan.step, self._row(plan, parts, usage)))
         if plan.preempted or plan.admitted or plan.prefills or plan.rejected or plan.resumed:
             self._on_moves(plan, now)
         if plan.copies:
@@ -291,21 +291,17 @@ class Recorder:
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
         """The step is over and its tokens are out."""
         duration_ns = end_ns - start_ns
-        step, parts, usage = self._planned.popleft()
+        step, row = self._planned.popleft()
         while step != plan.step:
-            step, parts, usage = self._planned.popleft()
-        self._append_row(plan, parts, usage, start_ns, duration_ns)
+            step, row = self._planned.popleft()
+        rows = self.steps.rows
+        rows.append((start_ns, duration_ns, *row))
+        if len(rows) >= CHUNK_ROWS:
+            self.flush()
         self.ledger.on_step(duration_ns, plan.num_waiting > 0)
         self.totals.num_emitted_tokens += outcome.num_emitted_tokens
         self.gaps.on_step(plan, outcome, end_ns)
-        if (
-            outcome.started
-            or outcome.ended
-            or outcome.forks  # After a recompute children fork again, and nobody starts.
-            or outcome.delivered
-            or outcome.pruned
-            or outcome.released
-        ):
+        if outcome[1:] != _NO_EVENTS:
             self._on_events(outcome, end_ns)
 
     def _on_events(self, outcome: StepOutcome, end_ns: Ns) -> None:
@@ -323,42 +319,32 @@ class Recorder:
         for request_id in outcome.finished_requests:
             self._end(live.pop(request_id), Status.FINISHED, "", end_ns)
 
-    def _append_row(self, plan: StepPlan, parts: Parts, usage: Usage, start_ns: Ns, duration_ns: Ns) -> None:
-        shape, totals = plan.shape, self.totals
-        num_hits = sum([admission.num_hit_tokens for admission in plan.admitted]) if plan.admitted else 0
-        totals.num_steps += 1
-        if plan.num_running > totals.running_peak:
-            totals.running_peak = plan.num_running
-        totals.num_cow_copies += shape.num_copies
-        self.steps.rows.append(
-            (
-                start_ns,
-                duration_ns,
-                plan.num_running,
-                plan.num_waiting,
-                plan.num_swapped,
-                shape.num_prefill_tokens if shape.prefills else 0,
-                shape.num_decodes,
-                len(plan.preempted),
-                usage.num_used,
-                *parts,
-                shape.num_copies,
-                shape.num_swapped_out_blocks,
-                shape.num_swapped_in_blocks,
-                num_hits,
-                usage.num_evicted - self._num_evicted,
-                plan.num_sequences,
-                shape.num_table_updates,
-                shape.num_table_rows,
-                shape.num_table_entries,
-                usage.num_used * self._block_size,
-                usage.largest_hole,
-                usage.num_logical,
-            )
+    def _row(self, plan: StepPlan, parts: Parts, usage: Usage) -> tuple[int, ...]:
+        """The columns of `STEP_FIELDS` from the third on."""
+        shape, num_used = plan.shape, usage.num_used
+        num_evicted, self._num_evicted = usage.num_evicted - self._num_evicted, usage.num_evicted
+        return (
+            plan.num_running,
+            plan.num_waiting,
+            plan.num_swapped,
+            shape.num_prefill_tokens if shape.prefills else 0,
+            shape.num_decodes,
+            len(plan.preempted),
+            num_used,
+            *parts,
+            shape.num_copies,
+            shape.num_swapped_out_blocks,
+            shape.num_swapped_in_blocks,
+            sum([admission.num_hit_tokens for admission in plan.admitted]) if plan.admitted else 0,
+            num_evicted,
+            plan.num_sequences,
+            shape.num_table_updates,
+            shape.num_table_rows,
+            shape.num_table_entries,
+            num_used * self._block_size,
+            usage.largest_hole,
+            usage.num_logical,
         )
-        self._num_evicted = usage.num_evicted
-        if not totals.num_steps % CHUNK_ROWS:
-            self.flush()
 
     def _on_fork(self, parent: Sequence, child: Sequence) -> None:
         log = self.live[parent.request.request_id]
@@ -402,6 +388,7 @@ class Recorder:
 
     def _check(self, plan: StepPlan, parts: Parts) -> None:
         self.scheduler.allocator.audit()
+        check_parts(parts, self.capacity, plan.step)
         counted = recount(self.scheduler)
         if parts[:3] != counted:
             raise LawViolation(f"law 12: step {plan.step}: incremental ledger {parts[:3]}, recounted {counted}")
@@ -413,6 +400,8 @@ class Recorder:
             self._integrate(chunk)
 
     def _integrate(self, chunk: IntArray) -> None:
+        self._check_chunk(chunk)
+
         def column(name: str) -> IntArray:
             values: IntArray = chunk[:, STEP_COLUMN[name]]
             return values
@@ -432,12 +421,24 @@ class Recorder:
         sums.allocated_slots += int(duration @ column("allocated_slots"))
         sums.logical_blocks += int(duration @ column("logical_blocks"))
         sums.used_blocks += int(duration @ column("used_blocks"))
+        totals.num_steps += len(chunk)
+        totals.running_peak = max(totals.running_peak, int(column("num_running").max()))
+        totals.num_cow_copies += int(column("num_copies").sum())
         totals.num_swapped_out_blocks += int(column("swapped_out_blocks").sum())
         totals.num_swapped_in_blocks += int(column("swapped_in_blocks").sum())
         totals.num_evicted_blocks += int(column("evicted_blocks").sum())
         totals.block_table_updates += int(column("num_table_updates").sum())
         totals.block_table_rows += int(column("num_table_rows").sum())
         totals.peak_table_entries = max(totals.peak_table_entries, int(column("num_table_entries").max()))
+
+    def _check_chunk(self, chunk: IntArray) -> None:
+        """Law 12 for every step of a chunk. Raises LawViolation."""
+        first = STEP_COLUMN["token_states"]
+        parts = chunk[:, first : first + 6]
+        broken = (parts.min(axis=1) < 0) | (parts.sum(axis=1) != self.capacity)
+        if broken.any():
+            row = int(broken.argmax())
+            check_parts(Parts(*map(int, parts[row])), self.capacity, self.totals.num_steps + row)
 
     def close(self, not_arrived: Iterable[Request] = ()) -> None:
         """The run is over: list what it left unfinished, fold what is pending, and apply hindsight."""

@@ -31,48 +31,55 @@ def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> 
 _new = tuple.__new__
 _PLAN_REST = _defaults_after(StepPlan, "num_crossed")
 _SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
+_QUIET_UNTIL_GROWN = (True, None, (), (), ())
+_QUIET_UNTIL_COUNTS = ((), (), (), (), (), (), ())
 
 
-class PlanBuilder:
-    """What one step will do, as the phases decide it; the scheduler keeps it until the step is applied.
+class PendingStep:
+    """A step that was planned and not yet applied: who computes in it.
 
-    `budget` are the tokens left; `num_bulk` counts the calendar's decodes, `decodes` the others.
+    `num_bulk` counts the calendar's decodes, `decodes` lists the others.
     """
+
+    __slots__ = ("decodes", "is_decode_tick", "num_bulk", "prefills", "tick")
+
+    def __init__(self, tick: int, num_bulk: int = 0) -> None:
+        self.tick = tick
+        self.num_bulk = num_bulk
+        self.is_decode_tick = True
+        self.decodes: list[Sequence] = []
+        self.prefills: list[PrefillChunk] = []
+
+
+class PlanBuilder(PendingStep):
+    """What one step will do, as the phases decide it; `budget` are the tokens left."""
 
     __slots__ = (
         "admitted",
         "budget",
         "copies",
-        "decodes",
         "grown",
         "head_slots",
         "head_wait",
-        "is_decode_tick",
-        "num_bulk",
         "num_crossed",
         "num_new_entries",
         "num_new_rows",
         "preempted",
-        "prefills",
         "resumed",
         "skipped",
         "step",
         "swap_in",
         "swap_out",
         "threshold",
-        "tick",
         "updates",
         "waits_for_memory",
     )
 
     def __init__(self, step: int, tick: int, budget: int, threshold: int) -> None:
+        super().__init__(tick)
         self.step = step
-        self.tick = tick
         self.budget = budget
         self.threshold = threshold
-        self.num_bulk = 0
-        self.decodes: list[Sequence] = []
-        self.prefills: list[PrefillChunk] = []
         self.admitted: list[Admission] = []
         self.resumed: list[Sequence] = []
         self.grown: list[Sequence] = []
@@ -86,7 +93,6 @@ class PlanBuilder:
         """The first so many of `grown` are members of the calendar that took exactly one block."""
         self.num_new_entries = 0
         self.num_new_rows = 0
-        self.is_decode_tick = True
         self.waits_for_memory = False
         self.head_slots = 0
         self.head_wait = ""
@@ -156,6 +162,22 @@ class PlanBuilder:
                 self.prefills.remove(chunk)
                 self.budget += chunk.num_tokens
                 break
+
+
+def quiet_plan(
+    step: int,
+    num_decodes: int,
+    context_tokens: int,
+    grown: tuple[Sequence, ...],
+    num_table_entries: int,
+    counts: tuple[int, int],
+) -> StepPlan:
+    """The plan of a step of decodes that all go on; each of `grown` takes one block. `counts`: requests, sequences."""
+    num_new = len(grown)
+    shape = (num_decodes, context_tokens, (), 0, 0, 0, 0, num_new, num_new, num_table_entries, 0, num_new)
+    plan = (step, _new(StepShape, shape + _SHAPE_REST), *_QUIET_UNTIL_GROWN, grown, *_QUIET_UNTIL_COUNTS, *counts,
+            0, 0, False, 0, "", num_new)  # fmt: skip
+    return _new(StepPlan, plan + _PLAN_REST)
 
 
 class OutcomeBuilder:

@@ -39,7 +39,7 @@ class Calendar:
         """A settled sequence decodes one token at every tick from now on."""
         computed = seq.num_computed_tokens
         offset = computed - self.tick
-        seq.join_tick, seq.join_offset, seq.num_synced_tokens = self.tick, offset, computed
+        seq.join_tick, seq.join_offset = self.tick, offset
         insort(self.ring[-offset % self.block_size], seq, key=_rank)
         self.finish_at.setdefault(seq.final_len - offset - 1, []).append(seq)
         self.num_seqs += 1

@@ -12,10 +12,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from kvsim.memory.interface import NO_MATCH, PrefixMatch
 from kvsim.request import Group, Sequence, Status
-from kvsim.scheduling.builder import UNLIMITED, PlanBuilder
+from kvsim.scheduling.builder import UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.emission import TokenEmission
 from kvsim.scheduling.engine_state import by_rank, set_status
@@ -37,9 +38,46 @@ class ContinuousScheduler(TokenEmission):
     """Plans iterations; see `EngineState` for the keywords."""
 
     def schedule(self, now: Ns) -> StepPlan:
+        if self._is_quiet():
+            return self._schedule_quiet()
         step = self._begin_step()
         self._compose(step)
         return self._end_step(step)
+
+    def _is_quiet(self) -> bool:
+        """Nobody waits, nobody but members of the calendar runs, and there is a block for each that needs one."""
+        if self.stepwise or self.waiting or self.swapped or not self._is_plain or self._forked_rows:
+            return False
+        calendar = self.calendar
+        return len(calendar.crossing()) <= self.allocator.num_free_blocks and (
+            0 < calendar.num_seqs <= self.max_num_batched_tokens
+        )
+
+    def _schedule_quiet(self) -> StepPlan:
+        """All phases at once, for a step in which every running sequence decodes and goes on."""
+        calendar = self.calendar
+        tick, num_seqs, crossing = calendar.tick, calendar.num_seqs, calendar.crossing()
+        if crossing:
+            allocator: Any = self.allocator
+            after = tick + 1
+            allocator.grow_each([seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing])
+            self.num_table_entries += len(crossing)
+        self._note_quiet(tick)
+        calendar.advance()
+        self._in_flight.append(PendingStep(tick, num_seqs))
+        self.num_steps += 1
+        self.num_fast_steps += 1
+        return quiet_plan(
+            self.num_steps - 1,
+            num_seqs,
+            calendar.context_tokens,
+            tuple(crossing),
+            self.num_table_entries,
+            (len(self.running), self.num_seats),
+        )
+
+    def _note_quiet(self, tick: int) -> None:
+        """Blocks were handed out in a quiet step: what an engine does beside."""
 
     def _begin_step(self) -> PlanBuilder:
         threshold = self.long_prefill_token_threshold
@@ -113,25 +151,21 @@ class ContinuousScheduler(TokenEmission):
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block."""
         num_tokens = seq.join_offset + step.tick + 1
-        if self._grow(seq, num_tokens - seq.num_synced_tokens, step):
-            seq.num_synced_tokens = num_tokens
+        self._grow(seq, num_tokens - self.allocator.num_tokens(seq.seq_id), step)
 
     def _cross_many(self, crossing: Seq[Sequence], step: PlanBuilder) -> int:
         """Give a block to each, as long as there are blocks; returns to how many."""
-        append_slots, after, grown = self.allocator.append_slots, step.tick + 1, step.grown
-        try:
-            for seq in crossing:
-                num_tokens = seq.join_offset + after
-                append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
-                seq.num_synced_tokens = num_tokens
-                grown.append(seq)
-        except OutOfBlocks:
-            pass
-        num_new = step.num_crossed = len(grown)
+        if not crossing:
+            return 0
+        allocator: Any = self.allocator
+        after = step.tick + 1
+        num_new = allocator.grow_each([seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing])
+        step.grown += crossing[:num_new]
+        step.num_crossed = num_new
         self.num_table_entries += num_new
         step.num_new_entries += num_new
         step.num_new_rows += num_new
-        return num_new
+        return int(num_new)
 
     def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
         """A sequence computes its next token, or the next chunk of its prefill."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from kvsim.request import Group, Sequence, Status
-from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder, quiet_outcome
+from kvsim.scheduling.builder import OutcomeBuilder, PendingStep, quiet_outcome
 from kvsim.scheduling.engine_state import RANKS_PER_GROUP, EngineState, by_rank
 from kvsim.scheduling.plan import Fork, StepOutcome, StepPlan
 
@@ -15,16 +15,19 @@ class TokenEmission(EngineState):
 
     def complete(self, plan: StepPlan) -> StepOutcome:
         """Apply the oldest plan that is not applied yet; a plan in which nothing runs may be left out."""
-        return StepOutcome() if plan.is_empty else self._apply(self._in_flight.popleft())
+        if not plan.shape.num_decodes and not plan.prefills:
+            return StepOutcome()
+        return self._apply(self._in_flight.popleft())
 
-    def _apply(self, step: PlanBuilder) -> StepOutcome:
+    def _apply(self, step: PendingStep) -> StepOutcome:
         """Emit the tokens of a step: forks, joins, ends."""
         if step.is_decode_tick:
             self.calendar.applied()
         if self.enable_prefix_caching:
             self._note_computed(step)
         if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at):
-            self._num_fruitless = 0 if step.num_bulk else self._num_fruitless
+            if step.num_bulk:
+                self._num_fruitless = 0
             return quiet_outcome(step.num_bulk)
         outcome = OutcomeBuilder(step.num_bulk)
         if step.prefills:
@@ -39,10 +42,10 @@ class TokenEmission(EngineState):
             self._num_fruitless = 0
         return outcome.build()
 
-    def _note_computed(self, step: PlanBuilder) -> None:
+    def _note_computed(self, step: PendingStep) -> None:
         """The tokens of a step are computed, and not yet emitted (prefix caching)."""
 
-    def _apply_prefills(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+    def _apply_prefills(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for chunk in step.prefills:
             seq = chunk.seq
             group = seq.group
@@ -59,7 +62,7 @@ class TokenEmission(EngineState):
                     outcome.started.append(one)
                 self._emit(one, outcome)
 
-    def _apply_decodes(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+    def _apply_decodes(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for seq in step.decodes:
             if seq.status is Status.RUNNING:
                 self._emit(seq, outcome)

@@ -11,7 +11,7 @@ from kvsim.memory.interface import KVAllocator
 from kvsim.memory.prefix_cache import PrefixKeys
 from kvsim.request import Group, Request, Sequence, Status
 from kvsim.scheduling import policies
-from kvsim.scheduling.builder import UNLIMITED, PlanBuilder
+from kvsim.scheduling.builder import UNLIMITED, PendingStep
 from kvsim.scheduling.calendar import Calendar
 from kvsim.scheduling.plan import Rejection
 from kvsim.scheduling.queues import make_queue
@@ -117,7 +117,8 @@ class EngineState:
         """Tokens looked up for requests that were preempted before."""
         self.num_rehit_tokens = 0
         self._grows_plainly = self._can_grow_plainly()
-        self._in_flight: deque[PlanBuilder] = deque()
+        self._is_plain = self._grows_plainly and self.reservation is None
+        self._in_flight: deque[PendingStep] = deque()
         self._num_orders = 0
         self._num_sequences_made = 0
         self._forked_entries = 0
@@ -128,7 +129,8 @@ class EngineState:
     def _can_grow_plainly(self) -> bool:
         """A member of the calendar that crosses takes exactly one block, and nobody asks for detail or the order."""
         is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
-        return not is_watched and not getattr(self.allocator, "window_blocks", 0)
+        can_do_many = hasattr(self.allocator, "grow_each")
+        return can_do_many and not is_watched and not getattr(self.allocator, "window_blocks", 0)
 
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""
@@ -270,7 +272,6 @@ class EngineState:
         behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
         if behind > 0:
             self.allocator.append_slots(seq.seq_id, behind)
-            seq.num_synced_tokens = seq.num_computed_tokens
 
     def _num_wanted(self, seq: Sequence) -> int:
         """Tokens a running sequence has left to compute."""

@@ -6,8 +6,11 @@ is computed, blocks become findable at the end of the step that filled them, vic
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from typing import Any
+
 from kvsim.request import Sequence, Status
-from kvsim.scheduling.builder import PlanBuilder
+from kvsim.scheduling.builder import PendingStep, PlanBuilder
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.continuous import ContinuousScheduler
 
@@ -30,20 +33,39 @@ class PagedScheduler(ContinuousScheduler):
         step.is_decode_tick = not step.prefills
         return bool(step.prefills)
 
-    def _note_computed(self, step: PlanBuilder) -> None:
+    def _note_computed(self, step: PendingStep) -> None:
         """Make the blocks that this step filled findable, in running order."""
-        computed = merged([chunk.seq for chunk in step.prefills], step.decodes)
         # The tick has advanced: those that cross a boundary at the next one filled their block in this one.
-        for seq in merged(computed, self.calendar.crossing() if step.is_decode_tick else ()):
+        filled = self.calendar.crossing() if step.is_decode_tick else ()
+        if not step.prefills and not step.decodes:
+            self._register_filled(filled)
+            return
+        computed = merged([chunk.seq for chunk in step.prefills], step.decodes)
+        for seq in merged(computed, filled):
             if seq.join_tick >= 0:
                 self._register_member(seq)
             elif seq.status is Status.RUNNING:
                 self.allocator.register(seq.seq_id, seq.num_computed_tokens)
 
+    def _register_filled(self, filled: Seq[Sequence]) -> None:
+        """Members of the calendar filled a block each."""
+        if not filled:
+            return
+        if not self._grows_plainly:
+            for seq in filled:
+                self._register_member(seq)
+            return
+        allocator: Any = self.allocator
+        tick = self.calendar.tick
+        allocator.fill_each([seq.seq_id for seq in filled], [seq.join_offset + tick for seq in filled])
+
     def _register_member(self, seq: Sequence) -> None:
         """A member of the calendar filled a block: tell the allocator of its tokens, then of their text."""
         num_tokens = self.calendar.position(seq)
-        if num_tokens > seq.num_synced_tokens:
-            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
-            seq.num_synced_tokens = num_tokens
+        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
+        if behind > 0:
+            self.allocator.append_slots(seq.seq_id, behind)
         self.allocator.register(seq.seq_id, num_tokens)
+        behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
+        if behind > 0:
+            self.allocator.append_slots(seq.seq_id, behind)

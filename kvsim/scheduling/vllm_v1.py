@@ -73,9 +73,18 @@ class VllmV1Scheduler(ContinuousScheduler):
             return left
         filling = self.calendar.filling()
         had_turn = bisect_left(filling, left[0].rank, key=by_rank) if left else len(filling)
-        for seq in filling[:had_turn]:
-            self._register_member(seq, seq.join_offset + step.tick + 1)
+        self._register_filling(filling[:had_turn], step.tick + 1)
         return merged(left, filling[had_turn:])
+
+    def _note_quiet(self, tick: int) -> None:
+        if self.enable_prefix_caching:
+            self._register_filling(self.calendar.filling(), tick + 1)
+
+    def _register_filling(self, filling: Seq[Sequence], after: int) -> None:
+        """The members' tokens of this tick fill a block each."""
+        if filling:
+            allocator: Any = self.allocator
+            allocator.fill_each([seq.seq_id for seq in filling], [seq.join_offset + after for seq in filling])
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block, or fills one."""
@@ -87,9 +96,9 @@ class VllmV1Scheduler(ContinuousScheduler):
 
     def _register_member(self, seq: Sequence, num_tokens: int) -> None:
         """Tell the allocator of the member's tokens, then of their text."""
-        if num_tokens > seq.num_synced_tokens:
-            self.allocator.append_slots(seq.seq_id, num_tokens - seq.num_synced_tokens)
-            seq.num_synced_tokens = num_tokens
+        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
+        if behind > 0:
+            self.allocator.append_slots(seq.seq_id, behind)
         self.allocator.register(seq.seq_id, num_tokens)
 
     def _reset(self, seq: Sequence) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from kvsim.request import Sequence, Status
-from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder
+from kvsim.scheduling.builder import OutcomeBuilder, PendingStep, PlanBuilder
 from kvsim.scheduling.continuous import ContinuousScheduler
 from kvsim.scheduling.plan import StepPlan
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
@@ -29,6 +29,15 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     """Tokens that were delivered to a preempted request."""
     num_discarded_entries = 0
     """Entries of applied steps whose request had ended meanwhile."""
+
+    def _is_quiet(self) -> bool:
+        """Nor does anybody end with the step in flight."""
+        return self.calendar.tick - 1 not in self.calendar.finish_at and super()._is_quiet()
+
+    def _note_quiet(self, tick: int) -> None:
+        if self.enable_prefix_caching:
+            for seq in self.calendar.crossing():
+                self.allocator.register(seq.seq_id, seq.join_offset + tick)
 
     def _begin_step(self) -> PlanBuilder:
         for seq in self.calendar.ending(self.calendar.tick - 1):
@@ -90,7 +99,7 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
                 self.stepwise.remove(seq)
                 self.calendar.join(seq)
 
-    def _apply_prefills(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+    def _apply_prefills(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for chunk in step.prefills:
             seq = chunk.seq
             if not chunk.is_last:
@@ -100,7 +109,7 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
                 outcome.started.append(seq)
             self._deliver(seq, outcome)
 
-    def _apply_decodes(self, step: PlanBuilder, outcome: OutcomeBuilder) -> None:
+    def _apply_decodes(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for seq in step.decodes:
             self._deliver(seq, outcome)
         outcome.delivered.sort(key=_rank)

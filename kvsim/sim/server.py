@@ -72,28 +72,33 @@ class Server:
         """The loop: take what is due, plan, let the step's time pass, apply it."""
         env, scheduler, clock = self.env, self.scheduler, self.clock
         schedule, complete, step_ns = scheduler.schedule, scheduler.complete, self.cost.step_ns
+        source, aborts, timeout = self.source, self._aborts, env.timeout
         on_plan = [observer.on_plan for observer in self.observers]
         on_step = [observer.on_step for observer in self.observers]
         while True:
             start_ns = int(env.now)
             if clock is not None:
                 clock.now_ns = start_ns
-            self.take_due(start_ns)
+            wake_ns = source.next_ns()
+            if aborts or (wake_ns is not None and wake_ns <= start_ns):
+                self.take_due(start_ns)
+                wake_ns = source.next_ns()
             if not scheduler.has_work:
-                wake_ns = self.source.next_ns()
                 if wake_ns is None:
                     return
-                yield env.timeout(wake_ns - start_ns)
+                yield timeout(wake_ns - start_ns)
                 continue
             plan = schedule(start_ns)
             for notify in on_plan:
                 notify(plan, start_ns)
-            if changes_nothing(plan):
+            shape = plan.shape
+            if not shape.num_decodes and changes_nothing(plan):
                 complete(plan)
-                yield env.timeout(self._next_event_ns() - start_ns)
+                yield timeout(self._next_event_ns() - start_ns)
                 continue
-            yield env.timeout(step_ns(plan.shape))
-            end_ns = int(env.now)
+            duration_ns = step_ns(shape)
+            yield timeout(duration_ns)
+            end_ns = start_ns + duration_ns
             if clock is not None:
                 clock.now_ns = end_ns
             outcome = complete(plan)

@@ -189,20 +189,25 @@ def test_one_swap_into_the_wrong_block_never_passes():
 
 def test_a_hash_without_the_parent_is_noticed(monkeypatch):
     """Blocks found by their own tokens alone, whatever stands before them."""
-    add = PrefixIndex.add
+    add_all = PrefixIndex.add_all
 
     def find_anywhere(self, keys, max_blocks):
         found = []
         for index in range(min(max_blocks, keys.num_full_blocks(1 << 62))):
-            node = self.root.children.get(keys.link(index))
-            if node is None or not node.carriers:
+            run = self.root.run.branches.get(-1, {}).get(keys.link(index))
+            if run is None or run.carriers[0] is None:
                 break
-            found.append(node.carriers[0])
+            found.append(run.carriers[0])
         return found
 
-    monkeypatch.setattr(PrefixIndex, "add", lambda self, block_id, parent, link: add(self, block_id, self.root, link))
+    def add_anywhere(self, block_ids, after, keys, first):
+        for index, block_id in enumerate(block_ids, start=first):
+            add_all(self, [block_id], self.root, keys, index)
+        return self.root
+
+    monkeypatch.setattr(PrefixIndex, "add_all", add_anywhere)
     monkeypatch.setattr(PrefixIndex, "find", find_anywhere)
-    monkeypatch.setattr(PrefixIndex, "is_path", lambda self, block_ids: True)
+    monkeypatch.setattr(PrefixIndex, "end_of", lambda self, block_ids: self.root)
     with pytest.raises(AssertionError, match="law 10"):
         replay_all("paged", range(50))
 

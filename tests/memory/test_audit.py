@@ -55,7 +55,7 @@ def _disagree_on_the_fill(allocator: PagedAllocator) -> None:
 
 
 def _forget_a_text(allocator: PagedAllocator) -> None:
-    allocator.index.node_of[_block(allocator, "cached")] = None
+    allocator.index.run_of[_block(allocator, "cached")] = None
 
 
 def _swap_two_texts(allocator: PagedAllocator) -> None:

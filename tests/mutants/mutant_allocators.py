@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.memory import BlockCopy, PagedAllocator, PrefixMatch, Transfer, Usage
 from kvsim.memory.block_table import BlockTable
 from kvsim.memory.interface import KeyChain, Link
-from kvsim.memory.prefix_cache import PrefixIndex, PrefixNode
+from kvsim.memory.prefix_cache import Place, PrefixIndex
 from kvsim.types import AllocStatus, BlockId, OutOfBlocks, SeqId
 
 MUTANTS: dict[str, type[PagedAllocator]] = {}
@@ -394,15 +394,23 @@ class HitStaysInTheFreeList(Unaudited):
 class _BadIndex(PrefixIndex):
     """A prefix index whose links are rewritten."""
 
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._rewritten: dict[int, _Rewritten] = {}
+
+    def _rewrite(self, keys: KeyChain) -> _Rewritten:
+        """The same object for the same text, as the index may ask whether it is."""
+        return self._rewritten.setdefault(id(keys), _Rewritten(keys, self.key))
+
     @staticmethod
     def key(link: Link) -> Link:
         return link
 
     def find(self, keys: KeyChain, max_blocks: int) -> list[BlockId]:
-        return super().find(_Rewritten(keys, self.key), max_blocks)
+        return super().find(self._rewrite(keys), max_blocks)
 
-    def add(self, block_id: BlockId, parent: PrefixNode, link: Link) -> PrefixNode:
-        return super().add(block_id, parent, self.key(link))
+    def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
+        return super().add_all(block_ids, after, self._rewrite(keys), first)
 
 
 class _Rewritten:
@@ -428,7 +436,7 @@ class _WithIndex(Unaudited):
         super().__init__(num_blocks, *args, **kwargs)
         index = self.Index(num_blocks)
         # The free list asks the index that it was given, so the new one takes over its state.
-        index.node_of, index.root = self.index.node_of, self.index.root
+        index.run_of, index.root = self.index.run_of, self.index.root
         self.index = index
 
 
@@ -441,18 +449,18 @@ class HashesWithoutParent(_WithIndex):
             super().__init__(num_blocks)
             self._by_link: dict[Link, list[BlockId]] = {}
 
-        def add(self, block_id: BlockId, parent: PrefixNode, link: Link) -> PrefixNode:
-            node = super().add(block_id, parent, link)
-            carriers = self._by_link.setdefault((link[0], ()), [])
-            if block_id not in carriers:
-                carriers.append(block_id)
-            return node
+        def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
+            end = super().add_all(block_ids, after, keys, first)
+            for index, block_id in enumerate(block_ids, start=first):
+                carriers = self._by_link.setdefault((keys.link(index)[0], ()), [])
+                if block_id not in carriers:
+                    carriers.append(block_id)
+            return end
 
-        def drop(self, block_id: BlockId) -> bool:
+        def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
             for carriers in self._by_link.values():
-                if block_id in carriers:
-                    carriers.remove(block_id)
-            return super().drop(block_id)
+                carriers[:] = [block_id for block_id in carriers if block_id not in block_ids]
+            return super().drop_all(block_ids)
 
         def find(self, keys: KeyChain, max_blocks: int) -> list[BlockId]:
             found: list[BlockId] = []
@@ -463,8 +471,8 @@ class HashesWithoutParent(_WithIndex):
                 found.append(carriers[0])
             return found
 
-        def is_path(self, block_ids: Sequence[BlockId]) -> bool:
-            return True
+        def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
+            return super().end_of(block_ids) or self.root
 
 
 @mutant
@@ -501,8 +509,8 @@ class KeepsEvictedTexts(_WithIndex):
     """A block that is handed out is still found under its old text."""
 
     class Index(PrefixIndex):
-        def drop(self, block_id: BlockId) -> bool:
-            return False
+        def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
+            return []
 
 
 @mutant
