@@ -16,8 +16,10 @@ from scheduling.test_vllm_v0 import make, start
 from scheduling.test_vllm_v0 import request as v0_request
 
 import kvsim
+from kvsim.memory import PagedAllocator
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.request import Sampling, Status
+from kvsim.runs import Options
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.reservations import make_reservation
@@ -212,3 +214,75 @@ def test_a_request_reserves_nothing_that_it_will_not_write(output_len: int) -> N
     scheduler.submit(request("A", 5, output_len))
     scheduler.schedule(0)
     assert allocator.usage().num_used == 5 + output_len - 1
+
+
+def test_who_is_its_own_victim_before_its_turn_is_swapped() -> None:
+    """A's eighth token fits its second block; B, the youngest, finds no third one."""
+    scheduler = paged(4, 4, preemption="swap", num_host_blocks=8, watermark=0.0)
+    run = drive(scheduler, [request("A", 7, 6), request("B", 8, 6)])
+    first = next(entry for plan in run.plans for entry in plan.preempted)
+    assert (first.seq.request.request_id, first.is_swap) == ("B", True)
+
+
+def test_what_goes_to_the_host_is_counted_in_full() -> None:
+    scheduler = make(8, num_host_blocks=16, preemption="swap")
+    run = start(scheduler, *(v0_request(name, 9, 12) for name in "abc"))
+    num_swapped = 0
+    while scheduler.has_work:
+        for entry in run.step().preempted:
+            if entry.is_swap:
+                num_swapped += 1
+                assert scheduler.allocator.num_tokens(entry.seq.seq_id) == entry.num_stored_tokens
+    assert num_swapped
+
+
+def test_an_abort_that_ends_a_static_batch_gives_back_what_it_held() -> None:
+    """A ended long ago, and its region stays until B, the last of the batch, gives up; the ledger is recounted."""
+    requests = [
+        {"prompt_tokens": 20, "output_tokens": 2},
+        {"prompt_tokens": 20, "output_tokens": 60, "abort_s": 0.2},
+        {"prompt_tokens": 20, "output_tokens": 30, "arrival_s": 0.1},
+    ]
+    scenario = {
+        "engine": "static",
+        "memory": {"num_gpu_blocks_override": 16},
+        "scheduler": {"max_model_len": 128},
+        "workload": {"requests": requests},
+    }
+    result = kvsim.run(scenario, options=Options(plots=False, check=True))
+    assert list(result.requests["status"]) == ["finished", "aborted", "finished"]
+    alone = kvsim.run({**scenario, "workload": {"requests": requests[2:]}})
+    columns = ["token_states", "reserved", "internal_frag", "external_frag", "free"]
+    last = len(alone.steps)
+    assert result.steps[columns].tail(last).to_numpy().tolist() == alone.steps[columns].to_numpy().tolist()
+
+
+class NoWindows:
+    """An allocator of the user's that knows nothing of sliding windows."""
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        self._inner = PagedAllocator(num_blocks, block_size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "window_blocks":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def test_an_allocator_without_windows_is_measured_alike() -> None:
+    lengths = {"type": "uniform", "prompt": [10, 60], "output": [10, 60]}
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 30},
+        "scheduler": {"max_model_len": 128},
+        "workload": {"num_requests": 30, "arrivals": {"type": "batch"}, "lengths": lengths},
+    }
+    own = kvsim.run({**scenario, "allocator": {"type": f"{__name__}:NoWindows"}})
+    usual = kvsim.run({**scenario, "allocator": {"watermark": 0.0}})
+    assert own.summary["kv"] == usual.summary["kv"]
+
+
+def test_three_sharers_of_a_tail_need_two_blocks() -> None:
+    """Of those who write into a shared block the last one keeps it: alone in a full pool they go on."""
+    run = start(make(4), v0_request("a", 6, 2, 2, 2)).to_the_end()
+    assert run.preemptions == []
+    assert len(run.plans) == 2
