@@ -14,16 +14,19 @@ CHUNK_ROWS = 1024
 
 
 class RowTable:
-    """Rows of integers under named columns; kept as numpy chunks, or only passed on to `on_chunk`.
+    """Rows of integers under named columns; kept as numpy chunks, or only passed on by `take_chunk`.
 
-    `append` is the bound append of a list: a row costs one tuple. Call `flush_if_full` now and then.
+    A row costs one tuple until its chunk is taken. `narrow` tables keep each chunk's columns in the smallest type that
+    holds them: for what is kept of every request and read once.
     """
 
-    def __init__(self, names: tuple[str, ...], *, keep: bool = True) -> None:
+    def __init__(self, names: tuple[str, ...], *, keep: bool = True, narrow: bool = False) -> None:
         self.names = names
         self.keep = keep
+        self.narrow = narrow
         self.rows: list[tuple[int, ...]] = []
         self.chunks: list[IntArray] = []
+        self._narrow_chunks: list[list[IntArray]] = []
 
     def take_chunk(self) -> IntArray | None:
         """The pending rows as a matrix (rows x columns), None if there are none; kept if the table keeps rows."""
@@ -33,12 +36,16 @@ class RowTable:
         numbers = np.fromiter(chain.from_iterable(self.rows), np.int64, num_rows * num_columns)
         chunk = numbers.reshape(num_rows, num_columns)
         self.rows.clear()
-        if self.keep:
+        if self.keep and self.narrow:
+            self._narrow_chunks.append([_narrowed(column) for column in chunk.T])
+        elif self.keep:
             self.chunks.append(chunk)
         return chunk
 
     def matrix(self) -> IntArray:
         """All kept rows (rows x columns); call `take_chunk` first."""
+        if self._narrow_chunks:
+            return np.column_stack([self.column(name) for name in self.names])
         if not self.chunks:
             return np.empty((0, len(self.names)), dtype=np.int64)
         if len(self.chunks) > 1:
@@ -47,7 +54,18 @@ class RowTable:
 
     def column(self, name: str) -> IntArray:
         """One column of all kept rows, without putting the whole table together; call `take_chunk` first."""
-        if not self.chunks:
-            return np.empty(0, dtype=np.int64)
         index = self.names.index(name)
-        return np.concatenate([chunk[:, index] for chunk in self.chunks])
+        parts = [columns[index] for columns in self._narrow_chunks] or [chunk[:, index] for chunk in self.chunks]
+        if not parts:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate(parts, dtype=np.int64, casting="safe")
+
+
+def _narrowed(column: IntArray) -> IntArray:
+    """The same integers in the smallest signed type that holds them."""
+    low, high = int(column.min()), int(column.max())
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return column.astype(dtype)
+    return column.copy()

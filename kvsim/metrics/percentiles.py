@@ -19,7 +19,9 @@ def weighted_percentiles(values: FloatArray, counts: NDArray[np.int64], levels: 
     `levels` are in 0..100. The multiset must not be empty.
     """
     order = np.argsort(values, kind="stable")
-    ordered, ends = values[order], np.cumsum(counts[order])
+    ordered, ends = values[order], counts[order]
+    del order
+    np.cumsum(ends, out=ends)
     last = int(ends[-1]) - 1
     result = []
     for level in levels:

@@ -482,7 +482,7 @@ class Gaps:
     """Inter-token gaps as (value in ns, how often)."""
 
     def __init__(self) -> None:
-        self.table = RowTable(("gap_ns", "count"))
+        self.table = RowTable(("gap_ns", "count"), narrow=True)
         self._last_tick_ns = NEVER
         self._fresh: dict[int, Ns] = {}
         """Decoding sequences whose next token follows an emission that was not the last tick."""
@@ -600,7 +600,7 @@ class EndedRequests:
 
     def __init__(self, *, keep_rows: bool) -> None:
         self.keep_rows = keep_rows
-        self.table = RowTable(self.FIELDS if keep_rows else self.SUMMARY_FIELDS)
+        self.table = RowTable(self.FIELDS if keep_rows else self.SUMMARY_FIELDS, narrow=True)
         self.request_ids: list[str] = []
         self.reasons: list[str] = []
         self.count: dict[str, int] = dict.fromkeys(STATUSES, 0)
