@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from memory.test_audit import busy
 
-from kvsim.memory import PagedAllocator
+from kvsim.memory import PagedAllocator, PrefixKeys
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.journal import Journal
-from kvsim.types import LawViolation
+from kvsim.tokens import TokenStream
+from kvsim.types import AllocatorError, LawViolation
 
 
 def test_a_block_that_is_free_twice_is_found() -> None:
@@ -63,3 +64,17 @@ def test_a_block_that_is_findable_before_it_is_full_breaks_law_11() -> None:
     allocator.tables()["cached"].num_tokens = 7
     with pytest.raises(LawViolation, match=r"^law 11: sequence 'cached' made 2 blocks findable before they were full"):
         allocator.audit()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_fewer_tokens_than_there_are_hits_are_refused(num_tokens: int) -> None:
+    allocator = PagedAllocator(6, 4, enable_prefix_caching=True)
+    text = PrefixKeys(TokenStream.from_segment(1, 8), None, 4)
+    allocator.allocate("a", 8, keys=text)
+    allocator.register("a", 8)
+    hit = allocator.match_prefix(text, 8)
+    assert hit.num_tokens >= 4
+    with pytest.raises(AllocatorError, match=f"cannot allocate {num_tokens} tokens with a hit of {hit.num_tokens}"):
+        allocator.allocate("b", num_tokens, keys=text, prefix=hit)
+    with pytest.raises(AllocatorError, match="cannot allocate 0 tokens"):
+        allocator.allocate("c", 0)

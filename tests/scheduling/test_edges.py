@@ -22,6 +22,7 @@ from kvsim.request import Sampling, Status
 from kvsim.runs import Options
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.paged import PagedScheduler
+from kvsim.scheduling.policies import random_beams
 from kvsim.scheduling.reservations import make_reservation
 from kvsim.types import ScenarioError
 
@@ -286,3 +287,9 @@ def test_three_sharers_of_a_tail_need_two_blocks() -> None:
     run = start(make(4), v0_request("a", 6, 2, 2, 2)).to_the_end()
     assert run.preemptions == []
     assert len(run.plans) == 2
+
+
+def test_beams_of_two_requests_branch_each_in_its_own_way() -> None:
+    children = {tuple(random_beams(seed, 3, 6, 6)) for seed in range(20)}
+    assert len(children) > 10
+    assert all(sum(counts) == 6 for counts in children)
