@@ -101,7 +101,9 @@ def _one_pass_scheduler(rng: Random, engine: str, max_num_seqs: int, slots: int)
         "enable_chunked_prefill": is_chunked,
         "long_prefill_token_threshold": rng.choice([0, 0, 3]),
         "scheduling_policy": rng.choice(["fcfs", "priority"]),
-        "max_num_batched_tokens": max_num_seqs + rng.choice([0, 4, 30]) if is_chunked else 2 * slots + 8,
+        "max_num_batched_tokens": max_num_seqs + rng.choice([0, 4, 30])
+        if is_chunked
+        else max(2 * slots + 8, max_num_seqs),
     }
     if engine == "paged":
         scheduler["preemption"] = rng.choice(["recompute", "swap", "swap", "swap_forked"])

@@ -44,14 +44,16 @@ class Correction(NamedTuple):
 class _Held:
     """What the ledger remembers of one sequence with a table."""
 
-    __slots__ = ("over", "since_step", "slots")
+    __slots__ = ("over", "since_step", "slots", "tail")
 
-    def __init__(self, slots: int, over: int) -> None:
+    def __init__(self, slots: int, over: int, tail: object) -> None:
         self.slots = slots
         self.over = over
         """Slots beyond its final length: never to be filled."""
         self.since_step = 0
         """The step that gave it the last of its slots."""
+        self.tail = tail
+        """Stands for its last block: the same object for sequences that forked and have not written since."""
 
 
 class Ledger:
@@ -77,7 +79,8 @@ class Ledger:
         """Time, and saturated time, before each applied step, from the first that hindsight may reach."""
         self._num_undated = 0
         self._held: dict[int, _Held] = {}
-        self._swapped: dict[int, int] = {}
+        self._swapped: dict[int, tuple[int, object]] = {}
+        """Stored tokens, and the tail, of swapped sequences."""
         self._stored = 0
         self._slots = 0
         self._over = 0
@@ -107,13 +110,14 @@ class Ledger:
         for seq in plan.released:
             self._release(seq, 0)
         for preemption in plan.preempted:
-            self._release(preemption.seq, preemption.num_stored_tokens)
+            held = self._release(preemption.seq, preemption.num_stored_tokens)
             if preemption.is_swap:
-                self._swapped[preemption.seq.seq_id] = preemption.num_stored_tokens
+                tail = object() if held is None else held.tail
+                self._swapped[preemption.seq.seq_id] = (preemption.num_stored_tokens, tail)
         for admission in plan.admitted:
             self._hold(admission.seq, admission.num_hit_tokens)
         for seq in plan.resumed:
-            self._hold(seq, self._swapped.pop(seq.seq_id))
+            self._hold(seq, *self._swapped.pop(seq.seq_id))
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
         """The next of the measured steps took this long."""
@@ -140,7 +144,8 @@ class Ledger:
         for fork in outcome.forks:
             # A child that ended with its first token never had slots of its own.
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
-                self._hold(fork.child, fork.child.num_computed_tokens)
+                parent = self._held.get(fork.parent.seq_id) if self._can_share_tails else None
+                self._hold(fork.child, fork.child.num_computed_tokens, None if parent is None else parent.tail)
         for seq in outcome.ended:
             if seq.seq_id in retained:
                 self._retain(seq)
@@ -148,20 +153,18 @@ class Ledger:
                 self._release(seq, seq.num_computed_tokens)
         for seq in outcome.released:
             self._release(seq, 0)
-        for seq in outcome.pruned:
-            self._end_early(seq)
+        self._end_early(outcome.pruned)
 
     def on_abort(self, sequences: Iterable[Sequence]) -> None:
         """Aborted sequences: their final length is what they had stored (hindsight)."""
-        for seq in sequences:
-            self._end_early(seq)
+        self._end_early(sequences)
 
-    def _hold(self, seq: Sequence, num_stored: int) -> None:
+    def _hold(self, seq: Sequence, num_stored: int, tail: object = None) -> None:
         self._stored += num_stored
         if seq.seq_id in self._held:
             return
         slots = self._num_slots(seq.seq_id)
-        held = self._held[seq.seq_id] = _Held(slots, max(0, slots - seq.final_len))
+        held = self._held[seq.seq_id] = _Held(slots, max(0, slots - seq.final_len), tail or object())
         self._slots += slots
         self._over += held.over
         self._mark(held)
@@ -186,6 +189,7 @@ class Ledger:
             if slots == held.slots:
                 # Its shared tail was copied: from here on the empty slots behind it are its own.
                 self._mark(held)
+                held.tail = object()
                 continue
             self._slots += slots - held.slots
             held.slots = slots
@@ -193,6 +197,7 @@ class Ledger:
                 self._over += slots - seq.final_len - held.over
                 held.over = slots - seq.final_len
             self._mark(held)
+            held.tail = object()
 
     def _cross(self, crossed: tuple[Sequence, ...]) -> None:
         """Each took one block and has one token in it."""
@@ -225,14 +230,21 @@ class Ledger:
         held.over = held.slots
         self.on_release(seq, held.slots)
 
-    def _end_early(self, seq: Sequence) -> None:
-        self._swapped.pop(seq.seq_id, None)
-        held = self._release(seq, seq.num_computed_tokens)
-        if held is None:
-            return
-        never_filled = held.slots - held.over - seq.num_computed_tokens
-        if never_filled > 0:
-            self.corrections.append(Correction(held.since_step, self.num_planned, never_filled))
+    def _end_early(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences that end before their time, together: an empty slot that they share is counted once."""
+        unfilled: dict[object, list[tuple[int, int]]] = {}
+        for seq in sequences:
+            self._swapped.pop(seq.seq_id, None)
+            held = self._release(seq, seq.num_computed_tokens)
+            if held is not None:
+                num_slots = held.slots - held.over - seq.num_computed_tokens
+                unfilled.setdefault(held.tail, []).append((held.since_step, num_slots))
+        for sharers in unfilled.values():
+            num_counted = 0
+            for first, num_slots in sorted(sharers):
+                if num_slots > num_counted:
+                    self.corrections.append(Correction(first, self.num_planned, num_slots - num_counted))
+                    num_counted = num_slots
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size

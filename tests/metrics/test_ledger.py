@@ -7,6 +7,7 @@ from support import StepCost, play, request, text
 
 from kvsim.metrics.export import step_columns
 from kvsim.metrics.ledger import Parts, check_parts
+from kvsim.request import Sampling
 from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.types import LawViolation
 
@@ -98,3 +99,14 @@ def test_promises_are_kept_from_idle_cached_blocks():
     requests = [request("X", text(1, 8), 1), request("Y", 3, 2, at=10, max_output_len=14)]
     out = play(requests, num_blocks=5, block_size=4, scheduler=NoEvictScheduler, enable_prefix_caching=True)
     assert out.steps.iloc[-1][PARTS].tolist() == [4, 0, 12, 0, 4, 0]
+
+
+@pytest.mark.parametrize("lens", [(3, 3, 3), (2, 4, 3)])
+def test_samples_that_end_early_share_the_empty_slots_of_their_prompt(lens):
+    """Four tokens in two blocks of three, aborted as soon as they have forked: two empty slots, for all together."""
+    out = play(
+        [request("a", 4, max(lens), sampling=Sampling(n=3), sample_lens=lens, abort_at=1)], num_blocks=10, block_size=3
+    )
+    assert out.steps.token_states.tolist() == [4]
+    assert out.steps.reserved.tolist() == [0]
+    assert out.steps.internal_frag.tolist() == [2]
