@@ -240,28 +240,27 @@ class PagedAllocator:
     def grow_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> int:
         """Store up to `totals[i]` tokens of sequence i, the last of which is the first of a new block, in order.
 
-        Returns how many sequences were served before blocks ran out. Raises AllocatorError for an unknown or swapped
-        sequence and for one to which that does not apply; nothing is changed then.
+        Returns how many were served: it ends before the first for which there is no block left, or to which that does
+        not apply.
         """
-        size, ref, all_tables = self.block_size, self._ref, self._tables
-        num_served = min(len(seq_ids), len(self.pool.free))
-        num_stored = 0
-        try:
-            tables = [all_tables[seq_id] for seq_id in seq_ids]
-        except KeyError as error:
-            raise self._no_table(error.args[0]) from None
-        for seq_id, table, total in zip(seq_ids, tables, totals, strict=True):
-            num_slots = len(table.block_ids) * size
-            num_stored += total - table.num_tokens
-            is_shared = self.pool.num_shared and table.num_tokens < num_slots and ref[table.block_ids[-1]] > 1
-            if total != num_slots + 1 or is_shared or self.window_blocks:
-                raise AllocatorError(f"sequence {seq_id!r} does not take exactly one block for {total} tokens")
-        if num_served < len(tables):
-            tables = tables[:num_served]
-            num_stored = sum(total - table.num_tokens for total, table in zip(totals, tables, strict=False))
-        for table, total, block_id in zip(tables, totals, self.pool.take(num_served), strict=False):
-            table.block_ids.append(block_id)
+        size, ref, pop, free, tables = self.block_size, self._ref, self._pop, self.pool.free, self._tables
+        num_shared = self.pool.num_shared
+        num_served = num_stored = 0
+        if self.window_blocks:
+            return 0
+        for seq_id, total in zip(seq_ids, totals, strict=True):
+            table = tables.get(seq_id)
+            if table is None or not free:
+                break
+            block_ids, before = table.block_ids, table.num_tokens
+            if len(block_ids) * size + 1 != total or (num_shared and before < total - 1 and ref[block_ids[-1]] > 1):
+                break
+            block_id = pop()
+            ref[block_id] = 1
+            block_ids.append(block_id)
             table.num_tokens = total
+            num_stored += total - before
+            num_served += 1
         self._num_filled += num_stored
         self._num_logical += num_served
         return num_served

@@ -60,8 +60,11 @@ class ContinuousScheduler(TokenEmission):
         if crossing:
             allocator: Any = self.allocator
             after = tick + 1
-            allocator.grow_each([seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing])
-            self.num_table_entries += len(crossing)
+            num_grown = allocator.grow_each(
+                [seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing]
+            )
+            assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
+            self.num_table_entries += num_grown
         self._note_quiet(tick)
         calendar.advance()
         self._in_flight.append(PendingStep(tick, num_seqs))

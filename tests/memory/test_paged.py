@@ -473,3 +473,72 @@ def test_the_papers_leaks_are_there_only_on_request() -> None:
 def test_bad_sizes_are_named(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(AllocatorError, match=text):
         PagedAllocator(**arguments)  # type: ignore[arg-type]
+
+
+def grown_twins(caching: bool) -> tuple[PagedAllocator, PagedAllocator]:
+    """Two allocators with three sequences of two blocks each, which were told 5, 7 and 8 tokens."""
+    twins = []
+    for _ in range(2):
+        allocator = PagedAllocator(8, 4, enable_prefix_caching=caching)
+        for source, num_tokens in ((1, 5), (2, 7), (3, 8)):
+            allocator.allocate(source, num_tokens, keys=keys(source) if caching else None)
+        twins.append(allocator)
+    return twins[0], twins[1]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_growing_each_is_appending_one_after_the_other(caching: bool) -> None:
+    """Two blocks are left for three sequences that need one each: the first two get them."""
+    together, alone = grown_twins(caching)
+    assert together.grow_each([1, 2, 3], [9, 9, 9]) == 2
+    alone.append_slots(1, 4)
+    alone.append_slots(2, 2)
+    assert state(together) == state(alone)
+    together.audit()
+
+
+def test_growing_each_ends_where_it_does_not_apply() -> None:
+    allocator = PagedAllocator(20, 4)
+    for name, num_tokens in (("full", 8), ("half", 6), ("shared", 7)):
+        allocator.allocate(name, num_tokens)
+    allocator.fork("shared", "twin")
+    before = state(allocator)
+    assert allocator.grow_each(["half", "full"], [7, 9]) == 0  # room enough: no new block
+    assert allocator.grow_each(["shared", "full"], [9, 9]) == 0  # the tail would have to be copied first
+    assert allocator.grow_each(["nobody", "full"], [9, 9]) == 0
+    assert state(allocator) == before
+    assert allocator.grow_each(["full", "half"], [9, 13]) == 1  # two blocks at once are not one
+    allocator.audit()
+
+
+def test_filling_each_is_appending_and_registering() -> None:
+    together, alone = grown_twins(True)
+    together.fill_each([1, 2], [8, 8])
+    for seq_id, num_tokens in ((1, 3), (2, 1)):
+        alone.append_slots(seq_id, num_tokens)
+        alone.register(seq_id, 8)
+    assert state(together) == state(alone)
+    assert together.match_prefix(keys(1), 9).num_tokens == 8
+    together.audit()
+
+
+def test_filling_each_takes_no_block_and_copies_none() -> None:
+    allocator = PagedAllocator(20, 4, enable_prefix_caching=True)
+    allocator.allocate("a", 6, keys=keys(1))
+    with pytest.raises(AllocatorError, match="'a' has no room of its own for 9 tokens"):
+        allocator.fill_each(["a"], [9])
+    allocator.fork("a", "b", keys=keys(2))
+    with pytest.raises(AllocatorError, match="'a' has no room of its own for 8 tokens"):
+        allocator.fill_each(["a"], [8])
+    allocator.audit()
+
+
+def test_the_end_of_a_common_text_branches_within_a_run() -> None:
+    """Three texts share a system prompt of two blocks; each goes on by itself, and is found again whole."""
+    allocator = PagedAllocator(40, 4, enable_prefix_caching=True)
+    texts = [PrefixKeys(TokenStream.from_segment(9, 8) + TokenStream.from_segment(i, 12), None, 4) for i in (1, 2, 3)]
+    for name, text in enumerate(texts):
+        serve(allocator, name, 20, text)
+    assert [allocator.match_prefix(text, 21).num_tokens for text in texts] == [20, 20, 20]
+    assert len({allocator.match_prefix(text, 9).block_ids for text in texts}) == 1
+    assert allocator.num_hashed_blocks == 2 + 3 * 3
