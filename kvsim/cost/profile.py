@@ -15,6 +15,7 @@ from kvsim.cost.forms import FORMS
 from kvsim.types import ScenarioError
 
 FORMAT_VERSION = 1
+_LARGEST = 1e300
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "catalog" / "profiles"
 
 
@@ -108,15 +109,29 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def _from_dict(data: Mapping[str, Any]) -> Profile:
     if data["format"] != FORMAT_VERSION:
         raise ValueError(f"format {data['format']!r}, this kvsim reads {FORMAT_VERSION}")
+    overhead = data.get("overhead") or {}
+    _check_numbers({key: value for key, value in overhead.items() if key.endswith("_us")}, "overhead")
     return Profile(
         name=data["name"],
         gpu=data["gpu"],
         framework=data["framework"],
         version=str(data["version"]),
         provenance=data.get("provenance", {}),
-        overhead=data.get("overhead") or {},
+        overhead=overhead,
         fits=tuple(_fit_from_dict(entry) for entry in data["fits"]),
     )
+
+
+def _check_numbers(value: Any, where: str) -> None:
+    """Raise ValueError for anything but finite numbers in nested lists and mappings (YAML reads 1e400 as a text)."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_numbers(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_numbers(item, f"{where}[{index}]")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        raise ValueError(f"{where} is {value!r}; it must be a finite number")
 
 
 def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
@@ -124,6 +139,11 @@ def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
     lines = entry["correction"]["points"].split("\n")
     table = np.array([[float(x) for x in line.split(",")] for line in lines if line], dtype=float)
     table = table.reshape(-1, num_features + 1)
+    where = f"fit of {entry['op']}/{entry['kind']}"
+    if not np.isfinite(table).all():
+        raise ValueError(f"{where}: correction.points holds a value that is no finite number")
+    _check_numbers(entry["params"], f"{where}: params")
+    _check_numbers(entry["correction"]["scales"], f"{where}: correction.scales")
     return OpFit(
         op=entry["op"],
         kind=entry["kind"],

@@ -1,0 +1,50 @@
+"""Profile files that were changed by hand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvsim.cost.profile import load_profile, profile_names, profile_path
+from kvsim.types import ScenarioError
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    shutil.copy(profile_path("rtx4090"), path)
+    return path
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_profiles_load(name: str) -> None:
+    assert load_profile(name).fits
+
+
+@pytest.mark.parametrize("value", ["1e400", ".inf", ".nan", "-.inf", "true", "fast", "[1, x]", "{a: .nan}"])
+@pytest.mark.parametrize("place", ["params", "scales", "overhead"])
+def test_what_is_no_finite_number_is_refused(profile: Path, place: str, value: str) -> None:
+    data = yaml.safe_load(profile.read_text())
+    fit = data["fits"][0]
+    if place == "params":
+        fit["params"]["launch_us"] = yaml.safe_load(value)
+    elif place == "scales":
+        fit["correction"]["scales"][0] = yaml.safe_load(value)
+    else:
+        data["overhead"] = {"decode_step_us": yaml.safe_load(value)}
+    profile.write_text(yaml.safe_dump(data))
+    with pytest.raises(ScenarioError, match=r"mine\.yaml: not a kvsim cost profile .*must be a finite number"):
+        load_profile(profile)
+
+
+@pytest.mark.parametrize("value", ["1e400", "nan", "-inf"])
+def test_points_of_a_correction_are_finite(profile: Path, value: str) -> None:
+    data = yaml.safe_load(profile.read_text())
+    correction = data["fits"][0]["correction"]
+    correction["points"] = value + "," + correction["points"].split(",", 1)[1]
+    profile.write_text(yaml.safe_dump(data))
+    with pytest.raises(ScenarioError, match="no finite number"):
+        load_profile(profile)
