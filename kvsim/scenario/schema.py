@@ -208,7 +208,7 @@ class NoEvictScheduler(_Limits):
 
 
 class VllmV0Scheduler(_Limits):
-    """The engine of the PagedAttention paper: prompt steps apart from decode steps."""
+    """vLLM 0.2.7, by the authors of the PagedAttention paper: prompt steps apart from decode steps."""
 
     type: Literal["vllm-v0"]
     max_paddings: CountOrZero = 256
