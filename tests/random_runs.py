@@ -103,7 +103,7 @@ def _one_pass_scheduler(rng: Random, engine: str, max_num_seqs: int, slots: int)
         "scheduling_policy": rng.choice(["fcfs", "priority"]),
         "max_num_batched_tokens": max_num_seqs + rng.choice([0, 4, 30])
         if is_chunked
-        else max(2 * slots + 8, max_num_seqs),
+        else max(2 * slots + 8, 20),  # at least max_num_seqs, and max_model_len
     }
     if engine == "paged":
         scheduler["preemption"] = rng.choice(["recompute", "swap", "swap", "swap_forked"])
