@@ -57,14 +57,9 @@ class ContinuousScheduler(TokenEmission):
         """All phases at once, for a step in which every running sequence decodes and goes on."""
         calendar = self.calendar
         tick, num_seqs, crossing = calendar.tick, calendar.num_seqs, calendar.crossing()
-        if crossing:
-            allocator: Any = self.allocator
-            after = tick + 1
-            num_grown = allocator.grow_each(
-                [seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing]
-            )
-            assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
-            self.num_table_entries += num_grown
+        num_grown = self._grow_members(crossing, tick + 1)
+        assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
+        self.num_table_entries += num_grown
         self._note_quiet(tick)
         calendar.advance()
         self._in_flight.append(PendingStep(tick, num_seqs))
@@ -158,17 +153,26 @@ class ContinuousScheduler(TokenEmission):
 
     def _cross_many(self, crossing: Seq[Sequence], step: PlanBuilder) -> int:
         """Give a block to each, as long as there are blocks; returns to how many."""
-        if not crossing:
-            return 0
-        allocator: Any = self.allocator
-        after = step.tick + 1
-        num_new = allocator.grow_each([seq.seq_id for seq in crossing], [seq.join_offset + after for seq in crossing])
+        num_new = self._grow_members(crossing, step.tick + 1)
         step.grown += crossing[:num_new]
         step.num_crossed = num_new
         self.num_table_entries += num_new
         step.num_new_entries += num_new
         step.num_new_rows += num_new
-        return int(num_new)
+        return num_new
+
+    def _grow_members(self, members: Seq[Sequence], after: int) -> int:
+        """One block for each, for its token of the tick before `after`; returns how many there were blocks for."""
+        if not members:
+            return 0
+        allocator: Any = self.allocator
+        return int(allocator.grow_each([seq.seq_id for seq in members], [seq.join_offset + after for seq in members]))
+
+    def _fill_members(self, members: Seq[Sequence], after: int) -> None:
+        """Their tokens of the tick before `after` filled a block each: it is findable from here on."""
+        if members:
+            allocator: Any = self.allocator
+            allocator.fill_each([seq.seq_id for seq in members], [seq.join_offset + after for seq in members])
 
     def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
         """A sequence computes its next token, or the next chunk of its prefill."""

@@ -7,7 +7,6 @@ is computed, blocks become findable at the end of the step that filled them, vic
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from kvsim.request import Sequence, Status
 from kvsim.scheduling.builder import PendingStep, PlanBuilder
@@ -49,15 +48,11 @@ class PagedScheduler(ContinuousScheduler):
 
     def _register_filled(self, filled: Seq[Sequence]) -> None:
         """Members of the calendar filled a block each."""
-        if not filled:
+        if self._grows_plainly:
+            self._fill_members(filled, self.calendar.tick)
             return
-        if not self._grows_plainly:
-            for seq in filled:
-                self._register_member(seq)
-            return
-        allocator: Any = self.allocator
-        tick = self.calendar.tick
-        allocator.fill_each([seq.seq_id for seq in filled], [seq.join_offset + tick for seq in filled])
+        for seq in filled:
+            self._register_member(seq)
 
     def _register_member(self, seq: Sequence) -> None:
         """A member of the calendar filled a block: tell the allocator of its tokens, then of their text."""

@@ -73,18 +73,12 @@ class VllmV1Scheduler(ContinuousScheduler):
             return left
         filling = self.calendar.filling()
         had_turn = bisect_left(filling, left[0].rank, key=by_rank) if left else len(filling)
-        self._register_filling(filling[:had_turn], step.tick + 1)
+        self._fill_members(filling[:had_turn], step.tick + 1)
         return merged(left, filling[had_turn:])
 
     def _note_quiet(self, tick: int) -> None:
         if self.enable_prefix_caching:
-            self._register_filling(self.calendar.filling(), tick + 1)
-
-    def _register_filling(self, filling: Seq[Sequence], after: int) -> None:
-        """The members' tokens of this tick fill a block each."""
-        if filling:
-            allocator: Any = self.allocator
-            allocator.fill_each([seq.seq_id for seq in filling], [seq.join_offset + after for seq in filling])
+            self._fill_members(self.calendar.filling(), tick + 1)
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block, or fills one."""
