@@ -55,6 +55,28 @@ class TokenStream:
     def __add__(self, other: TokenStream) -> TokenStream:
         return TokenStream(self.pieces + other.pieces)
 
+    def common_length(self, other: TokenStream, start: int = 0) -> int:
+        """Leading tokens in which both texts agree, given that they do before `start`.
+
+        Costs O(pieces), not O(tokens), except for literal ids.
+        """
+        end = min(len(self), len(other))
+        mine, theirs = bisect_right(self._ends, start), bisect_right(other._ends, start)
+        while start < end:
+            upto = min(self._ends[mine], other._ends[theirs])
+            start += _num_equal(self._slice(mine, start, upto), other._slice(theirs, start, upto))
+            if start < upto:
+                return start
+            mine += self._ends[mine] == upto
+            theirs += other._ends[theirs] == upto
+        return end
+
+    def _slice(self, index: int, start: int, upto: int) -> tuple[int, ...]:
+        """Tokens `start .. upto - 1`, which lie in piece `index`, in canonical form."""
+        piece = self.pieces[index]
+        piece_start = self._ends[index] - _piece_len(piece)
+        return _slice(piece, start - piece_start, upto - piece_start)
+
     def content(self, start: int, stop: int) -> Content:
         """Canonical content of tokens `start .. stop - 1`: a tuple of `(source, start, length)` and `(0, *ids)`.
 
@@ -69,10 +91,8 @@ class TokenStream:
                 return ((piece.source, piece.start + start - self._ends[index] + piece.length, stop - start),)
         parts: list[tuple[int, ...]] = []
         while start < stop and index < len(self.pieces):
-            piece, piece_end = self.pieces[index], self._ends[index]
-            piece_start = piece_end - _piece_len(piece)
-            upto = min(stop, piece_end)
-            _merge(parts, _slice(piece, start - piece_start, upto - piece_start))
+            upto = min(stop, self._ends[index])
+            _merge(parts, self._slice(index, start, upto))
             start, index = upto, index + 1
         return tuple(parts)
 
@@ -85,6 +105,16 @@ def _slice(piece: Piece, start: int, stop: int) -> tuple[int, ...]:
     if isinstance(piece, Segment):
         return (piece.source, piece.start + start, stop - start)
     return (0, *piece[start:stop])
+
+
+def _num_equal(mine: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+    """Leading tokens in which two canonical slices of one length agree."""
+    if mine[0] or theirs[0]:
+        return mine[2] if mine == theirs else 0
+    for index, (own, other) in enumerate(zip(mine, theirs, strict=True)):
+        if own != other:
+            return index - 1
+    return len(mine) - 1
 
 
 def _merge(parts: list[tuple[int, ...]], part: tuple[int, ...]) -> None:

@@ -240,15 +240,20 @@ class BlockPool:
             self.num_shared += 1
         self.was_shared[block_id] = True
 
-    def hit(self, block_id: BlockId) -> bool:
-        """Add a reference through the prefix cache; True if the block was free and is pulled out of the free list."""
-        if self.ref[block_id]:
-            BlockPool.share(self, block_id)
-            return False
-        self.free.remove(block_id)
-        self.ref[block_id] = 1
-        self.was_shared[block_id] = True
-        return True
+    def hit_all(self, block_ids: Iterable[BlockId]) -> int:
+        """Add a reference to each through the prefix cache; free ones leave the free list. Returns how many did."""
+        ref, was_shared = self.ref, self.was_shared
+        num_revived = 0
+        for block_id in block_ids:
+            before = ref[block_id]
+            if not before:
+                self.free.remove(block_id)
+                num_revived += 1
+            elif before == 1:
+                self.num_shared += 1
+            ref[block_id] = before + 1
+            was_shared[block_id] = True
+        return num_revived
 
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Drop one reference of each block of a table; returns those that became free, in walk order."""

@@ -96,10 +96,12 @@ class JournaledPool(BlockPool):
         for added in range(1, count + 1):
             self._journal.record("ref_inc", block_id, before + added)
 
-    def hit(self, block_id: BlockId) -> bool:
-        is_revived = super().hit(block_id)
-        self._journal.record("hit", block_id, self.ref[block_id])
-        return is_revived
+    def hit_all(self, block_ids: Iterable[BlockId]) -> int:
+        num_revived = 0
+        for block_id in block_ids:
+            num_revived += super().hit_all((block_id,))
+            self._journal.record("hit", block_id, self.ref[block_id])
+        return num_revived
 
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         for block_id in reversed(block_ids) if self.free.is_tail_first else block_ids:

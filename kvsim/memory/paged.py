@@ -162,9 +162,7 @@ class PagedAllocator:
         if not self.enable_prefix_caching or num_tokens < 1:
             return NO_MATCH
         found = self.index.find(keys, (num_tokens - 1) // self.block_size)
-        ref = self._ref
-        num_revived = sum(1 for block_id in found if not ref[block_id])
-        return PrefixMatch(len(found) * self.block_size, tuple(found), num_revived, num_tokens)
+        return PrefixMatch(len(found) * self.block_size, tuple(found), self._num_idle(found), num_tokens)
 
     def allocate(
         self,
@@ -189,8 +187,8 @@ class PagedAllocator:
         surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
         num_free = len(self.pool.free)
         self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free)
-        for block_id in hits:
-            self._reference(block_id)
+        if hits:
+            self._reference(hits)
         blocks = self.pool.take(num_new)
         if hits:
             blocks[:0] = hits
@@ -243,36 +241,39 @@ class PagedAllocator:
         Returns how many were served: it ends before the first for which there is no block left, or to which that does
         not apply.
         """
-        size, ref, pop, free, tables = self.block_size, self._ref, self._pop, self.pool.free, self._tables
-        num_shared = self.pool.num_shared
-        num_served = num_stored = 0
         if self.window_blocks:
             return 0
+        size, tables, ref, num_shared = self.block_size, self._tables, self._ref, self.pool.num_shared
+        num_free = len(self.pool.free)
+        served: list[BlockTable] = []
+        num_stored = 0
         for seq_id, total in zip(seq_ids, totals, strict=True):
             table = tables.get(seq_id)
-            if table is None or not free:
+            if table is None or len(served) == num_free:
                 break
             block_ids, before = table.block_ids, table.num_tokens
-            if len(block_ids) * size + 1 != total or (num_shared and before < total - 1 and ref[block_ids[-1]] > 1):
+            if len(block_ids) * size + 1 != total or before >= total:
                 break
-            block_id = pop()
-            ref[block_id] = 1
-            block_ids.append(block_id)
+            if num_shared and before < total - 1 and ref[block_ids[-1]] > 1:
+                break
             table.num_tokens = total
             num_stored += total - before
-            num_served += 1
+            served.append(table)
+        for table, block_id in zip(served, self.pool.take(len(served)), strict=True):
+            table.block_ids.append(block_id)
         self._num_filled += num_stored
-        self._num_logical += num_served
-        return num_served
+        self._num_logical += len(served)
+        return len(served)
 
     def fill_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> None:
         """Store up to `totals[i]` tokens of sequence i in the blocks it has, and make the full ones findable, in order.
 
         Raises AllocatorError for an unknown or swapped sequence, or where blocks are too few or shared.
         """
-        size, ref = self.block_size, self._ref
+        size, ref, tables, index = self.block_size, self._ref, self._tables, self.index
+        is_watched = self.journal is not None
         for seq_id, total in zip(seq_ids, totals, strict=True):
-            table = self._table(seq_id)
+            table = tables.get(seq_id) or self._table(seq_id)
             block_ids, keys = table.block_ids, table.keys
             behind = total - table.num_tokens
             if behind > 0:
@@ -280,8 +281,14 @@ class PagedAllocator:
                     raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {total} tokens")
                 table.num_tokens = total
                 self._num_filled += behind
-            if keys is not None:
-                self._register_upto(table, keys.num_full_blocks(total))
+            if keys is None:
+                continue
+            num_full, first = keys.num_full_blocks(total), table.num_registered
+            if num_full != first + 1 or is_watched:
+                self._register_upto(table, num_full)
+                continue
+            table.place = index.add(block_ids[first], table.place or index.root, keys, first)
+            table.num_registered = num_full
 
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens findable.
@@ -534,8 +541,7 @@ class PagedAllocator:
         raise OutOfBlocks(needed, available)
 
     def _num_idle(self, block_ids: Iterable[BlockId]) -> int:
-        ref = self._ref
-        return sum(1 for block_id in block_ids if not ref[block_id])
+        return list(map(self._ref.__getitem__, block_ids)).count(0)
 
     def _register_upto(self, table: BlockTable, num_full: int) -> None:
         """Make a table's first `num_full` blocks findable, as far as they are not."""
@@ -550,11 +556,11 @@ class PagedAllocator:
             for block_id in compress(block_ids, is_new):
                 self.journal.record("cached", block_id, self._ref[block_id])
 
-    def _reference(self, block_id: BlockId) -> None:
-        """One more table reads a cached block."""
-        if self.pool.hit(block_id):
-            self._num_cached_idle -= 1
-            self._num_filled += self.block_size
+    def _reference(self, block_ids: Sequence[BlockId]) -> None:
+        """One more table reads these cached blocks."""
+        num_revived = self.pool.hit_all(block_ids)
+        self._num_cached_idle -= num_revived
+        self._num_filled += num_revived * self.block_size
 
     def _pop_and_forget(self) -> BlockId:
         """Hand out the next block; if it carries a cached text, that is evicted now and not before."""

@@ -8,7 +8,7 @@ a branch are kept together in runs, and a block that nobody looks for costs two 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from kvsim.memory.interface import KeyChain, Link
 from kvsim.tokens import TokenStream
@@ -54,6 +54,10 @@ class PrefixKeys:
             content = self._stream.content(start, start + self._block_size)
             link = self._links[block_index] = (content, () if block_index else self._namespace)
         return link
+
+    def num_common_blocks(self, other: PrefixKeys, first: int) -> int:
+        """Leading blocks in which both texts agree, given that they do before block `first`."""
+        return self._stream.common_length(other._stream, first * self._block_size) // self._block_size
 
     def chain(self, block_index: int) -> int:
         """A 64-bit key of the whole prefix up to block `block_index`, the same in every process."""
@@ -104,6 +108,20 @@ class PrefixRun:
             return False
         depth = self.first + place
         return self.keys is keys or self.keys.link(depth) == keys.link(depth)
+
+    def last_common(self, place: int, keys: KeyChain, max_depth: int) -> int:
+        """The last place, from `place` on and no deeper than block `max_depth`, up to which the text agrees.
+
+        It does at `place`.
+        """
+        last = min(len(self.carriers) - 1, max_depth - self.first)
+        if self.keys is keys or place >= last:
+            return max(place, last)
+        if isinstance(keys, PrefixKeys) and isinstance(self.keys, PrefixKeys):
+            return min(last, keys.num_common_blocks(self.keys, self.first + place) - self.first - 1)
+        while place < last and self.goes_on(place + 1, keys):
+            place += 1
+        return place
 
     def carries(self, block_id: BlockId, place: int) -> bool:
         return self.carriers[place] == block_id or block_id in self.more.get(place, ())
@@ -183,23 +201,21 @@ class PrefixIndex:
 
     def find(self, keys: KeyChain, max_blocks: int) -> list[BlockId]:
         """The earliest registered carrier of each leading block, up to the first that nobody carries."""
-        found: list[BlockId] = []
+        found: list[BlockId | None] = []
         run, place = self.root
         end = min(max_blocks, keys.num_full_blocks(1 << 62))
         while len(found) < end:
-            if run.goes_on(place + 1, keys):
-                place += 1
-            else:
-                branches = run.branches.get(place)
-                branch = branches.get(keys.link(len(found))) if branches else None
-                if branch is None:
-                    break
-                run, place = branch, 0
-            carrier = run.carriers[place]
-            if carrier is None:
+            branches = run.branches.get(place)
+            branch = branches.get(keys.link(len(found))) if branches else None
+            if branch is None:
                 break
-            found.append(carrier)
-        return found
+            run = branch
+            place = run.last_common(0, keys, end - 1)
+            found += run.carriers[: place + 1]
+            if None in found:
+                del found[found.index(None) :]
+                break
+        return cast(list[BlockId], found)
 
     def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
         """Where a path of blocks ends: they carry consecutive texts from the start of one prefix; None if not."""
@@ -215,6 +231,22 @@ class PrefixIndex:
             if place >= len(run.carriers) or not run.carries(block_id, place):
                 return None
         return Place(run, place)
+
+    def add(self, block_id: BlockId, after: Place, keys: KeyChain, depth: int) -> Place:
+        """`add_all` for one block, which most often makes its text's own run one longer."""
+        run, place = after
+        carriers = run.carriers
+        if (
+            run.keys is keys
+            and place + 1 == len(carriers)
+            and self.run_of[block_id] is None
+            and place not in run.branches
+        ):
+            carriers.append(block_id)
+            self.run_of[block_id] = run
+            self.num_hashed += 1
+            return Place(run, place + 1)
+        return self.add_all((block_id,), after, keys, depth)
 
     def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
         """Let full blocks carry the text of blocks `first ..` of `keys`, which goes on from `after`; returns its end.

@@ -374,21 +374,18 @@ class HitsOneBlockTooFew(Unaudited):
 class HitIsNotReferenced(Unaudited):
     """A hit on a block in use does not count its new reader."""
 
-    def _reference(self, block_id: BlockId) -> None:
-        if self._ref[block_id]:
-            return
-        super()._reference(block_id)
+    def _reference(self, block_ids: Sequence[BlockId]) -> None:
+        super()._reference([block_id for block_id in block_ids if not self._ref[block_id]])
 
 
 @mutant
 class HitStaysInTheFreeList(Unaudited):
     """A revived block is not pulled out of the free list."""
 
-    def _reference(self, block_id: BlockId) -> None:
-        was_free = not self._ref[block_id]
-        super()._reference(block_id)
-        if was_free:
-            self.pool.free.extend([block_id])
+    def _reference(self, block_ids: Sequence[BlockId]) -> None:
+        were_free = [block_id for block_id in block_ids if not self._ref[block_id]]
+        super()._reference(block_ids)
+        self.pool.free.extend(were_free)
 
 
 class _BadIndex(PrefixIndex):
