@@ -37,7 +37,7 @@ class TokenStream:
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_ends", tuple(accumulate(_piece_len(piece) for piece in self.pieces)))
+        object.__setattr__(self, "_ends", tuple(accumulate(map(_piece_len, self.pieces))))
 
     @classmethod
     def from_ids(cls, token_ids: Iterable[int]) -> TokenStream:

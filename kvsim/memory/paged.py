@@ -243,27 +243,25 @@ class PagedAllocator:
         """
         if self.window_blocks:
             return 0
-        size, tables, ref, num_shared = self.block_size, self._tables, self._ref, self.pool.num_shared
-        num_free = len(self.pool.free)
-        served: list[BlockTable] = []
-        num_stored = 0
+        size, ref, pop, free, tables = self.block_size, self._ref, self._pop, self.pool.free, self._tables
+        num_shared = self.pool.num_shared
+        num_served = num_stored = 0
         for seq_id, total in zip(seq_ids, totals, strict=True):
             table = tables.get(seq_id)
-            if table is None or len(served) == num_free:
+            if table is None or not free:
                 break
             block_ids, before = table.block_ids, table.num_tokens
-            if len(block_ids) * size + 1 != total or before >= total:
+            if len(block_ids) * size + 1 != total or (num_shared and before < total - 1 and ref[block_ids[-1]] > 1):
                 break
-            if num_shared and before < total - 1 and ref[block_ids[-1]] > 1:
-                break
+            block_id = pop()
+            ref[block_id] = 1
+            block_ids.append(block_id)
             table.num_tokens = total
             num_stored += total - before
-            served.append(table)
-        for table, block_id in zip(served, self.pool.take(len(served)), strict=True):
-            table.block_ids.append(block_id)
+            num_served += 1
         self._num_filled += num_stored
-        self._num_logical += len(served)
-        return len(served)
+        self._num_logical += num_served
+        return num_served
 
     def fill_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> None:
         """Store up to `totals[i]` tokens of sequence i in the blocks it has, and make the full ones findable, in order.

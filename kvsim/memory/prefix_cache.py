@@ -294,28 +294,24 @@ class PrefixIndex:
 
     def drop(self, block_id: BlockId) -> bool:
         """Forget a block's text; False if it carried none."""
-        return bool(self.drop_all((block_id,)))
+        run = self.run_of[block_id]
+        if run is None:
+            return False
+        self.run_of[block_id] = None
+        self.num_hashed -= 1
+        carriers = run.carriers
+        if carriers[-1] == block_id and not run.more and not run.branches:
+            # The end of a run that is nobody else's: what the order of the free lists makes the rule.
+            carriers.pop()
+            if not carriers or carriers[-1] is None:
+                run.trim()
+        else:
+            run.uncarry(block_id)
+        return True
 
     def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Forget the texts of blocks, in order; returns those that carried one."""
-        run_of = self.run_of
-        dropped = []
-        for block_id in block_ids:
-            run = run_of[block_id]
-            if run is None:
-                continue
-            run_of[block_id] = None
-            dropped.append(block_id)
-            carriers = run.carriers
-            if carriers[-1] == block_id and not run.more and not run.branches:
-                # The end of a run that is nobody else's: what the order of the free lists makes the rule.
-                carriers.pop()
-                if not carriers or carriers[-1] is None:
-                    run.trim()
-            else:
-                run.uncarry(block_id)
-        self.num_hashed -= len(dropped)
-        return dropped
+        return [block_id for block_id in block_ids if self.drop(block_id)]
 
     def places(self) -> list[tuple[BlockId, Place]]:
         """Where each block that carries a text stands, found by walking the whole index (for audits)."""

@@ -527,11 +527,10 @@ class Gaps:
             num_regular -= 1
             self._on_delivered(seq, end_ns)
         if self._fresh:
-            kept = {seq.seq_id: self._fresh[seq.seq_id] for seq in plan.skipped if seq.seq_id in self._fresh}
-            for seq_id, start_ns in self._fresh.items():
-                if seq_id not in kept:
-                    rows.append((end_ns - start_ns, 1))
-                    num_regular -= 1
+            skipped = [seq.seq_id for seq in plan.skipped]
+            kept = {seq_id: self._fresh.pop(seq_id) for seq_id in skipped if seq_id in self._fresh}
+            rows += [(end_ns - start_ns, 1) for start_ns in self._fresh.values()]
+            num_regular -= len(self._fresh)
             self._fresh = kept
         if num_regular > 0:
             rows.append((end_ns - self._last_tick_ns, num_regular))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
@@ -42,42 +42,35 @@ class Source(Protocol):
 
 
 class RequestTable(Protocol):
-    """Requests that are made when they are taken; sorted by arrival."""
+    """Requests in order of arrival, which may be made when their turn comes."""
 
     def __len__(self) -> int: ...
 
-    def arrival_ns(self, index: int) -> Ns:
-        """When request number `index` arrives."""
-        ...
-
-    def request(self, index: int) -> Request:
-        """Request number `index`, complete."""
-        ...
+    def __iter__(self) -> Iterator[Request]: ...
 
 
 class TableSource:
-    """Open loop over a table of columns: a request exists from the moment it is taken."""
+    """Open loop over a table of requests."""
 
     def __init__(self, table: RequestTable, notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
-        self._table = table
-        self._index = 0
-        self._num = len(table)
-        self._next: Ns | None = table.arrival_ns(0) if self._num else None
+        self._num_left = len(table)
+        self._requests = iter(table)
+        self._head = next(self._requests, None)
 
     @property
     def num_left(self) -> int:
-        return self._num - self._index
+        return self._num_left
 
     def next_ns(self) -> Ns | None:
-        return self._next
+        return None if self._head is None else self._head.arrival_ns
 
     def take_due(self, now: Ns) -> list[Request]:
         due: list[Request] = []
-        while self._next is not None and self._next <= now:
-            due.append(self._table.request(self._index))
-            self._index += 1
-            self._next = self._table.arrival_ns(self._index) if self._index < self._num else None
+        while self._head is not None and self._head.arrival_ns <= now:
+            due.append(self._head)
+            self._head = next(self._requests, None)
+        self._num_left -= len(due)
         return due
 
     def on_end(self, request_id: str, now: Ns) -> None:
@@ -88,21 +81,7 @@ class ListSource(TableSource):
     """Open loop over given requests; equal arrivals keep the order of the list."""
 
     def __init__(self, requests: Iterable[Request], notes: Iterable[str] = ()) -> None:
-        super().__init__(_ListTable(sorted(requests, key=lambda request: request.arrival_ns)), notes)
-
-
-class _ListTable:
-    def __init__(self, requests: Seq[Request]) -> None:
-        self._requests = requests
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def arrival_ns(self, index: int) -> Ns:
-        return self._requests[index].arrival_ns
-
-    def request(self, index: int) -> Request:
-        return self._requests[index]
+        super().__init__(sorted(requests, key=lambda request: request.arrival_ns), notes)
 
 
 class ConcurrencySource:

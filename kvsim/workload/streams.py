@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MASK = (1 << 64) - 1
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Streams:
@@ -43,8 +44,20 @@ def mix(*values: int) -> int:
     """A well-scattered 64-bit number that depends on the values alone (splitmix64): random access without a stream."""
     state = 0
     for value in values:
-        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
-        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state = (state ^ (value & _MASK)) + _STEP & _MASK
+        state = (state ^ (state >> 30)) * _FIRST & _MASK
+        state = (state ^ (state >> 27)) * _SECOND & _MASK
         state ^= state >> 31
     return state
+
+
+def mix_range(value: int, start: int, stop: int) -> list[int]:
+    """`mix(value, i)` for i from `start` to `stop - 1`, all together."""
+    import numpy as np
+
+    # Unsigned numbers of 64 bits wrap around, as the mask does.
+    state = (np.arange(start, stop, dtype=np.uint64) ^ np.uint64(mix(value))) + np.uint64(_STEP)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+    mixed: list[int] = (state ^ (state >> np.uint64(31))).tolist()
+    return mixed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,17 @@ from kvsim.request import GREEDY, NO_NAMESPACE, Namespace, Request, Sampling
 from kvsim.tokens import TokenStream
 from kvsim.types import Ns
 from kvsim.workload.content import Texts
-from kvsim.workload.streams import mix
+from kvsim.workload.streams import mix, mix_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+
+_CHUNK = 1024
+"""Rows that become Python integers together."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,12 @@ class Traits:
         prompt: TokenStream,
         output_len: int,
         output: TokenStream | None = None,
+        *,
+        seed: int | None = None,
     ) -> Request:
-        """Request number `index`, complete."""
+        """Request number `index`, complete; `seed` is that of `seeds`, where it is known already."""
         patience = -1 if self.patience is None else int(self.patience[index])
-        sample_lens = self._sample_lens(index)
+        sample_lens = self._sample_lens(index) if self.sample_lens is not None else ()
         longest = max(sample_lens, default=output_len)
         return Request(
             request_id=request_id,
@@ -61,8 +68,12 @@ class Traits:
             namespace=NO_NAMESPACE if self.loras is None else Namespace(lora=f"lora-{self.loras[index]}"),
             output=output,
             abort_ns=arrival_ns + patience if patience >= 0 else None,
-            seed=mix(self.seed, index) >> 1,
+            seed=mix(self.seed, index) >> 1 if seed is None else seed,
         )
+
+    def seeds(self, start: int, stop: int) -> list[int]:
+        """The seeds of requests `start .. stop - 1`."""
+        return [seed >> 1 for seed in mix_range(self.seed, start, stop)]
 
     def _sample_lens(self, index: int) -> tuple[int, ...]:
         if self.sample_lens is None or self.sample_offsets is None:
@@ -86,11 +97,12 @@ class ColumnTable:
     def __len__(self) -> int:
         return len(self.arrivals)
 
-    def arrival_ns(self, index: int) -> Ns:
-        """When request number `index` arrives."""
-        return int(self.arrivals[index])
-
-    def request(self, index: int) -> Request:
-        """Request number `index`, complete."""
-        prompt = self.texts.prompt(index)
-        return self.traits.request(index, str(index), int(self.arrivals[index]), prompt, int(self.outputs[index]))
+    def __iter__(self) -> Iterator[Request]:
+        """Each request is made when it is asked for."""
+        make, prompt = self.traits.request, self.texts.prompt
+        for start in range(0, len(self), _CHUNK):
+            stop = min(start + _CHUNK, len(self))
+            times, outputs = self.arrivals[start:stop].tolist(), self.outputs[start:stop].tolist()
+            seeds = self.traits.seeds(start, stop)
+            for index, arrival_ns, output_len, seed in zip(range(start, stop), times, outputs, seeds, strict=True):
+                yield make(index, str(index), arrival_ns, prompt(index), output_len, seed=seed)

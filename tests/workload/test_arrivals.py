@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.arrivals import draw_arrivals
 from kvsim.workload.spec import ArrivalsSpec
-from kvsim.workload.streams import mix, stream, streams
+from kvsim.workload.streams import mix, mix_range, stream, streams
 
 
 def draw(num: int = 50_000, seed: int = 1, **keys: object) -> np.ndarray:
@@ -91,3 +91,8 @@ def test_mix_scatters() -> None:
     assert len(values) == 2500
     assert mix(1, 2) != mix(2, 1)
     assert all(0 <= value < 2**64 for value in values)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**40), st.integers(0, 20))
+def test_mix_range_is_mix_of_each(value: int, start: int, num: int) -> None:
+    assert mix_range(value, start, start + num) == [mix(value, start + index) for index in range(num)]
