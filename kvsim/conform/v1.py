@@ -263,7 +263,8 @@ class AsyncDriver(Driver):
     def _schedule(self, step: int) -> tuple[StepPlan | None, Record]:
         if not (self.scheduler.has_work or self.is_dirty):
             queue_lens = [self.scheduler.num_running, len(self.scheduler.waiting)]
-            return None, {"t": step, "s": [], "fr": [self.allocator.num_free_blocks], "q": queue_lens, "h": 0}
+            record: Record = {"t": step, "s": [], "fr": [self.allocator.num_free_blocks], "q": queue_lens, "h": 0}
+            return None, record | {"d": 0} if self.is_compact else record
         plan = self.scheduler.schedule(step)
         self.is_dirty = False
         self.queue.append((step, plan))

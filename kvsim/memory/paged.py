@@ -186,7 +186,7 @@ class PagedAllocator:
         num_new = self._table_blocks(num_tokens) - len(hits)
         surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
         num_free = len(self.pool.free)
-        self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free)
+        self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free, num_refs or len(owners))
         if hits:
             self._reference(hits)
         blocks = self.pool.take(num_new)
@@ -528,13 +528,15 @@ class PagedAllocator:
             raise AllocatorError(f"{num_refs} references for {len(owners)} tables; only upstream_faults allows more")
         return surplus, place
 
-    def _check_room(self, needed: int, available: int) -> None:
+    def _check_room(self, needed: int, available: int, num_refs: int) -> None:
         if needed <= available:
             return
         if self.upstream_faults:
             # The paper's engine takes what there is before it raises, and nobody ever returns it.
             for block_id in self.pool.take(available):
-                self._surplus[block_id] = 1
+                if num_refs > 1:
+                    self.pool.share(block_id, num_refs - 1)
+                self._surplus[block_id] = num_refs
             self._num_leaked += available
         raise OutOfBlocks(needed, available)
 
@@ -645,9 +647,11 @@ class PagedAllocator:
         if not self.window_blocks:
             is_copied = first < len(table.block_ids) and num_tokens > 0 and self._ref[table.block_ids[-1]] > 1
             return last - len(table.block_ids) + is_copied
-        num_held = len(table.block_ids)
-        written = {index % self.window_blocks for index in range(first, min(last, first + self.window_blocks))}
-        return sum(1 for index in written if index >= num_held or self._ref[table.block_ids[index]] > 1)
+        held, ring = table.block_ids, self.window_blocks
+        # In the paper's engine a copy leaves the ring: an entry need not name the block that is a round before it.
+        num_new = max(0, min(last, ring) - len(held))
+        written = [index if index < len(held) else index % ring for index in range(first, min(last, first + ring))]
+        return num_new + sum(1 for index in written if index < len(held) and self._ref[held[index]] != 1)
 
     def _append_stepwise(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """The whole rule, a block at a time: go round the ring or grow, copy what is shared, then write."""
@@ -661,7 +665,7 @@ class PagedAllocator:
         while table.num_tokens < end:
             if table.num_tokens == len(table.block_ids) * self.block_size:
                 self._grow(table)
-            if self._ref[table.block_ids[-1]] > 1:
+            if self._ref[table.block_ids[-1]] != 1:
                 copies.append(self._copy_tail(table))
             before = self._num_physical_slots(table)
             table.num_tokens = min(end, len(table.block_ids) * self.block_size)

@@ -76,8 +76,7 @@ class NaiveBlockManager:
         for index in range(-(-self.length[waiting[0]] // self.block_size)):
             is_alias = self.window and index >= self.window
             table.append(table[index % self.window] if is_alias else self._take("gpu"))
-        for _, block_id in table:
-            self.refs["gpu"][block_id] = len(self.groups[group])
+            self.refs["gpu"][table[-1][1]] = len(self.groups[group])
         for label in waiting:
             self.tables[label], self.status[label] = table.copy(), "running"
 

@@ -312,10 +312,10 @@ class RefusedSwapStillMoves(Unaudited):
 class LeaksWhenAllocationRunsOut(Unaudited):
     """Blocks taken before an allocation runs out are not given back."""
 
-    def _check_room(self, needed: int, available: int) -> None:
+    def _check_room(self, needed: int, available: int, num_refs: int) -> None:
         if 1 < available < needed:
             self.pool.take(1)
-        super()._check_room(needed, available)
+        super()._check_room(needed, available, num_refs)
 
 
 @mutant

@@ -1,0 +1,56 @@
+"""Texts made of segments and literal ids: what two of them have in common, however they are cut into pieces."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.tokens import Piece, Segment, TokenStream
+
+segments = st.builds(Segment, st.integers(1, 2), st.integers(0, 2), st.integers(0, 4))
+literals = st.lists(st.integers(0, 1), max_size=4).map(tuple)
+texts = st.lists(st.one_of(segments, literals), max_size=5)
+
+
+def tokens_of(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Every token by name: (0, id), or (source, position)."""
+    named: list[tuple[int, int]] = []
+    for piece in pieces:
+        if isinstance(piece, Segment):
+            named += [(piece.source, piece.start + index) for index in range(piece.length)]
+        else:
+            named += [(0, token_id) for token_id in piece]
+    return named
+
+
+def common_prefix(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> int:
+    length = 0
+    for own, other in zip(first, second, strict=False):
+        if own != other:
+            break
+        length += 1
+    return length
+
+
+@given(texts, texts, st.data())
+def test_common_length_is_that_of_the_tokens(first: list[Piece], second: list[Piece], data: st.DataObject) -> None:
+    expected = common_prefix(tokens_of(first), tokens_of(second))
+    start = data.draw(st.integers(0, expected))
+    one, other = TokenStream(tuple(first)), TokenStream(tuple(second))
+    assert one.common_length(other, start) == expected
+    assert other.common_length(one, start) == expected
+
+
+@given(texts, st.data())
+def test_the_cut_into_pieces_does_not_show(pieces: list[Piece], data: st.DataObject) -> None:
+    cut: list[Piece] = []
+    for piece in pieces:
+        at = data.draw(st.integers(0, len(piece) if isinstance(piece, tuple) and not isinstance(piece, Segment) else 4))
+        if isinstance(piece, Segment):
+            at = min(at, piece.length)
+            cut += [Segment(piece.source, piece.start, at), Segment(piece.source, piece.start + at, piece.length - at)]
+        else:
+            cut += [piece[:at], piece[at:]]
+    whole, parts = TokenStream(tuple(pieces)), TokenStream(tuple(cut))
+    assert whole.common_length(parts) == len(whole) == len(parts)
+    assert whole.content(0, len(whole)) == parts.content(0, len(parts))
