@@ -460,7 +460,7 @@ class PagedAllocator:
         """Counts at this instant; O(1)."""
         pool, host = self.pool, self.host
         num_free = len(pool.free)
-        return Usage(
+        counts = (
             pool.num_blocks,
             pool.num_blocks - num_free,
             self._num_cached_idle,
@@ -473,6 +473,8 @@ class PagedAllocator:
             0,
             self._num_logical,
         )
+        # Asked at every step: filling the tuple takes half as long as calling the class with its fields.
+        return tuple.__new__(Usage, counts)
 
     def audit(self) -> None:
         """Recompute every memory law from scratch. Raises LawViolation."""
@@ -692,7 +694,8 @@ class PagedAllocator:
         if self.journal is not None:
             self.journal.record("copied", old, self._ref[old], new)
         self.pool.release([old])
-        self._count_leaks([old], {old: fill})
+        if self._surplus:
+            self._count_leaks([old], {old: fill})
         return BlockCopy(old, new, fill)
 
     def _release(self, table: BlockTable) -> None:
@@ -707,12 +710,11 @@ class PagedAllocator:
         if self.enable_prefix_caching:
             run_of = self.index.run_of
             self._num_cached_idle += sum([run_of[block_id] is not None for block_id in freed])
-        self._count_leaks(table.block_ids, {tail: fill})
+        if self._surplus:
+            self._count_leaks(table.block_ids, {tail: fill})
 
     def _count_leaks(self, block_ids: Iterable[BlockId], fills: dict[BlockId, int]) -> None:
         """A block that only surplus references hold is lost; what it holds will not be read again."""
-        if not self._surplus:
-            return
         for block_id in block_ids:
             if self._ref[block_id] and self._ref[block_id] == self._surplus.get(block_id):
                 fill = fills.get(block_id, self.block_size)

@@ -174,6 +174,8 @@ def _texts(column: Column) -> list[str]:
     if isinstance(column, list):
         return list(map(_quoted, column))
     if column.dtype.kind == "i":
+        if len(column) and column.min() == column.max():
+            return [str(column[0])] * len(column)
         return list(map(str, column.tolist()))
     return [repr(value) if value == value else "" for value in column.tolist()]
 

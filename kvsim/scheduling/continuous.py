@@ -38,25 +38,26 @@ class ContinuousScheduler(TokenEmission):
     """Plans iterations; see `EngineState` for the keywords."""
 
     def schedule(self, now: Ns) -> StepPlan:
-        if self._is_quiet():
-            return self._schedule_quiet()
+        crossing = self._quiet_crossing()
+        if crossing is not None:
+            return self._schedule_quiet(crossing)
         step = self._begin_step()
         self._compose(step)
         return self._end_step(step)
 
-    def _is_quiet(self) -> bool:
-        """Nobody waits, nobody but members of the calendar runs, and there is a block for each that needs one."""
+    def _quiet_crossing(self) -> Seq[Sequence] | None:
+        """Who needs a block, if nobody waits, none but members of the calendar run, and there are blocks; else None."""
         if self.stepwise or self.waiting or self.swapped or not self._is_plain or self._forked_rows:
-            return False
+            return None
         calendar = self.calendar
-        return len(calendar.crossing()) <= self.allocator.num_free_blocks and (
-            0 < calendar.num_seqs <= self.max_num_batched_tokens
-        )
+        crossing = calendar.crossing()
+        has_room = len(crossing) <= self.allocator.num_free_blocks
+        return crossing if has_room and 0 < calendar.num_seqs <= self.max_num_batched_tokens else None
 
-    def _schedule_quiet(self) -> StepPlan:
+    def _schedule_quiet(self, crossing: Seq[Sequence]) -> StepPlan:
         """All phases at once, for a step in which every running sequence decodes and goes on."""
         calendar = self.calendar
-        tick, num_seqs, crossing = calendar.tick, calendar.num_seqs, calendar.crossing()
+        tick, num_seqs = calendar.tick, calendar.num_seqs
         num_grown = self._grow_members(crossing, tick + 1)
         assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
         self.num_table_entries += num_grown

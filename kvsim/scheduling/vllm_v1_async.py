@@ -30,9 +30,9 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     num_discarded_entries = 0
     """Entries of applied steps whose request had ended meanwhile."""
 
-    def _is_quiet(self) -> bool:
+    def _quiet_crossing(self) -> Seq[Sequence] | None:
         """Nor does anybody end with the step in flight."""
-        return self.calendar.tick - 1 not in self.calendar.finish_at and super()._is_quiet()
+        return None if self.calendar.tick - 1 in self.calendar.finish_at else super()._quiet_crossing()
 
     def _note_quiet(self, tick: int) -> None:
         if self.enable_prefix_caching:

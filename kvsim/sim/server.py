@@ -75,11 +75,13 @@ class Server:
         source, aborts, timeout = self.source, self._aborts, env.timeout
         on_plan = [observer.on_plan for observer in self.observers]
         on_step = [observer.on_step for observer in self.observers]
+        wake_ns = source.next_ns()
+        end_ns = int(env.now)
         while True:
-            start_ns = int(env.now)
+            # Nobody else moves the clock.
+            start_ns = end_ns
             if clock is not None:
                 clock.now_ns = start_ns
-            wake_ns = source.next_ns()
             if aborts or (wake_ns is not None and wake_ns <= start_ns):
                 self.take_due(start_ns)
                 wake_ns = source.next_ns()
@@ -87,6 +89,7 @@ class Server:
                 if wake_ns is None:
                     return
                 yield timeout(wake_ns - start_ns)
+                end_ns = wake_ns
                 continue
             plan = schedule(start_ns)
             for notify in on_plan:
@@ -94,7 +97,8 @@ class Server:
             shape = plan.shape
             if not shape.num_decodes and changes_nothing(plan):
                 complete(plan)
-                yield timeout(self._next_event_ns() - start_ns)
+                end_ns = self._next_event_ns()
+                yield timeout(end_ns - start_ns)
                 continue
             duration_ns = step_ns(shape)
             yield timeout(duration_ns)
@@ -106,6 +110,7 @@ class Server:
                 notify_step(plan, outcome, start_ns, end_ns)
             if outcome.finished_requests or plan.rejected:
                 self._tell_ends(plan, outcome, end_ns)
+                wake_ns = source.next_ns()
 
     def _tell_ends(self, plan: StepPlan, outcome: StepOutcome, now: Ns) -> None:
         for request_id in outcome.finished_requests:
