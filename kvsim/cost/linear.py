@@ -35,12 +35,13 @@ class LinearCost:
 
     def step_ns(self, shape: StepShape) -> Ns:
         """Duration of the step in integer nanoseconds, at least 1."""
-        cost = self.step + self.decode * shape.num_decodes + self.context_token * shape.context_tokens
-        if shape.prefills:
+        num_decodes, context_tokens, prefills, _, num_copied, num_out, num_in = shape[:7]
+        cost = self.step + self.decode * num_decodes + self.context_token * context_tokens
+        if prefills:
             num_prompts, longest = shape.padded_batch
             cost += self.prefill_token * (num_prompts * longest or shape.num_prefill_tokens)
-        if shape.num_copies or shape.num_moved_slots:
-            cost += self.copied_token * (shape.num_copied_tokens + shape.num_moved_slots)
-        if shape.num_swapped_out_blocks or shape.num_swapped_in_blocks:
-            cost += self.swapped_block * (shape.num_swapped_out_blocks + shape.num_swapped_in_blocks)
+        if num_copied or shape.num_moved_slots:
+            cost += self.copied_token * (num_copied + shape.num_moved_slots)
+        if num_out or num_in:
+            cost += self.swapped_block * (num_out + num_in)
         return int(cost + 0.5) or 1

@@ -181,7 +181,7 @@ class PagedAllocator:
         count where the paper's engine counts more sequences than get a table (`upstream_faults` only).
         Raises OutOfBlocks; AllocatorError if a sequence has a table, or the match is out of date.
         """
-        owners = (seq_id, *sharers)
+        owners = (seq_id, *sharers) if sharers else (seq_id,)
         hits = prefix.block_ids
         num_new = self._table_blocks(num_tokens) - len(hits)
         surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
@@ -194,7 +194,7 @@ class PagedAllocator:
             blocks[:0] = hits
         if sharers or surplus:
             self._share_all(blocks, sharers, surplus)
-        table = BlockTable(self._unrolled(blocks, self._ceil(num_tokens)), num_tokens)
+        table = BlockTable(self._unrolled(blocks, num_tokens) if self.window_blocks else blocks, num_tokens)
         table.num_registered = len(hits)
         table.place = place
         table.keys = keys
@@ -595,11 +595,9 @@ class PagedAllocator:
                 self.pool.share(block_id, surplus)
                 self._surplus[block_id] = self._surplus.get(block_id, 0) + surplus
 
-    def _unrolled(self, block_ids: list[BlockId], length: int) -> list[BlockId]:
-        """A table of `length` entries; beyond the window it goes round the ring of its own blocks."""
-        if length <= len(block_ids):
-            return block_ids
-        return [block_ids[index % self.window_blocks] for index in range(length)]
+    def _unrolled(self, block_ids: list[BlockId], num_tokens: int) -> list[BlockId]:
+        """A table for `num_tokens` tokens; beyond the window it goes round the ring of its own blocks."""
+        return [block_ids[index % self.window_blocks] for index in range(self._ceil(num_tokens))]
 
     def _ring(self, table: BlockTable) -> list[BlockId]:
         """The table's blocks, each once."""

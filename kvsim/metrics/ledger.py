@@ -46,11 +46,11 @@ class _Held:
 
     __slots__ = ("over", "since_step", "slots", "tail")
 
-    def __init__(self, slots: int, over: int, tail: object) -> None:
+    def __init__(self, slots: int, over: int, tail: object, since_step: int) -> None:
         self.slots = slots
         self.over = over
         """Slots beyond its final length: never to be filled."""
-        self.since_step = 0
+        self.since_step = since_step
         """The step that gave it the last of its slots."""
         self.tail = tail
         """Stands for its last block: the same object for sequences that forked and have not written since."""
@@ -106,6 +106,14 @@ class Ledger:
             self.num_planned += 1
         return self._parts(plan, usage)
 
+    def measure_quiet(self, plan: StepPlan, usage: Usage) -> Parts:
+        """The same for a plan that `is_quiet`."""
+        if plan.grown:
+            self._regrow(plan)
+        self._stored += plan.shape.num_decodes
+        self.num_planned += 1
+        return self._parts(plan, usage)
+
     def _on_moves(self, plan: StepPlan) -> None:
         for seq in plan.released:
             self._release(seq, 0)
@@ -140,7 +148,7 @@ class Ledger:
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
-        retained = {seq.seq_id for seq in outcome.retained}
+        retained = {seq.seq_id for seq in outcome.retained} if outcome.retained else ()
         for fork in outcome.forks:
             # A child that ended with its first token never had slots of its own.
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
@@ -153,7 +161,8 @@ class Ledger:
                 self._release(seq, seq.num_computed_tokens)
         for seq in outcome.released:
             self._release(seq, 0)
-        self._end_early(outcome.pruned)
+        if outcome.pruned:
+            self._end_early(outcome.pruned)
 
     def on_abort(self, sequences: Iterable[Sequence]) -> None:
         """Aborted sequences: their final length is what they had stored (hindsight)."""
@@ -164,10 +173,10 @@ class Ledger:
         if seq.seq_id in self._held:
             return
         slots = self._num_slots(seq.seq_id)
-        held = self._held[seq.seq_id] = _Held(slots, max(0, slots - seq.final_len), tail or object())
+        over = slots - seq.final_len if slots > seq.final_len else 0
+        self._held[seq.seq_id] = _Held(slots, over, tail or object(), self.num_planned)
         self._slots += slots
-        self._over += held.over
-        self._mark(held)
+        self._over += over
 
     def _num_slots(self, seq_id: int) -> int:
         """Slots of a sequence's table; entries that go round the ring of a window name the same ones again."""
@@ -248,20 +257,20 @@ class Ledger:
 
     def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
         size = self.block_size
+        _, num_used, num_cached_idle, num_free, _, _, _, _, external, _, num_logical = usage
         if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
             token_states, reserved, internal = _count_tables(self.scheduler)
         else:
             # A superfluous step stores a token beyond the final length: its slot counts as such, not as a state.
             stored = self._stored - plan.num_superfluous
-            token_states = stored - (usage.num_logical - usage.num_used) * size
+            token_states = stored - (num_logical - num_used) * size
             reserved = self._slots - self._over - stored
             internal = self._over + self._num_leaked() * size if self._has_leaks else self._over
-        external = usage.num_rounding_slots
-        free = usage.num_free * size
+        free = num_free * size
         if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= free:
             external += free
             free = 0
-        cached_idle = usage.num_cached_idle * size
+        cached_idle = num_cached_idle * size
         if self._has_promises:
             promised = _promises(self.scheduler)
             reserved += promised.to_be_filled
@@ -270,7 +279,7 @@ class Ledger:
             if free < 0:
                 # What is promised beyond the free blocks will be taken from idle cached ones.
                 cached_idle, free = cached_idle + free, 0
-        return Parts(token_states, reserved, internal, external, cached_idle, free)
+        return tuple.__new__(Parts, (token_states, reserved, internal, external, cached_idle, free))
 
     def _num_leaked(self) -> int:
         """Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 
@@ -53,6 +54,15 @@ STEP_FIELDS = (
 STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
 
 _NO_EVENTS = StepOutcome()[1:]
+
+# A field of a NamedTuple takes several times as long to read as a place of the tuple, and this is done at every step.
+_OF_PLAN = itemgetter(
+    *map(
+        StepPlan._fields.index,
+        ("num_running", "num_waiting", "num_swapped", "num_sequences", "preempted", "admitted"),
+    )
+)
+_OF_USAGE = itemgetter(*map(Usage._fields.index, ("num_used", "num_evicted", "largest_hole", "num_logical")))
 
 NEVER = -1
 """A time that did not come."""
@@ -203,16 +213,12 @@ class Recorder:
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         """The step begins: measure memory and note what the plan decided."""
         usage = self.scheduler.allocator.usage()
-        parts = self.ledger.measure(plan, usage)
+        parts = self.ledger.measure_quiet(plan, usage) if plan.is_quiet else self.ledger.measure(plan, usage)
         self._planned.append((plan.step, self._row(plan, parts, usage)))
-        if plan.preempted or plan.admitted or plan.prefills or plan.rejected or plan.resumed:
+        if not plan.is_quiet:
             self._on_moves(plan, now)
-        if plan.copies:
-            self._on_copies(plan)
         if self._num_forked:
             self._on_forked_growth(plan)
-        if plan.skipped:
-            self.gaps.on_skipped(plan.skipped)
         if self.check:
             self._check(plan, parts)
 
@@ -229,6 +235,10 @@ class Recorder:
         if self._high_water:
             for chunk in plan.prefills:
                 self._on_chunk(chunk)
+        if plan.copies:
+            self._on_copies(plan)
+        if plan.skipped:
+            self.gaps.on_skipped(plan.skipped)
 
     def _on_rejected(self, rejection: Rejection, now: Ns) -> None:
         """An engine gave up on a request that it had taken in (vllm-v0 ignores a prompt it cannot hold)."""
@@ -300,9 +310,11 @@ class Recorder:
             self.flush()
         self.ledger.on_step(duration_ns, plan.num_waiting > 0)
         self.totals.num_emitted_tokens += outcome.num_emitted_tokens
-        self.gaps.on_step(plan, outcome, end_ns)
         if outcome[1:] != _NO_EVENTS:
+            self.gaps.on_step(plan, outcome, end_ns)
             self._on_events(outcome, end_ns)
+        elif plan.is_decode_tick:
+            self.gaps.on_tick(outcome.num_emitted_tokens, plan.skipped, end_ns)
 
     def _on_events(self, outcome: StepOutcome, end_ns: Ns) -> None:
         """Sequences that began to emit, forked or ended with this step."""
@@ -321,29 +333,32 @@ class Recorder:
 
     def _row(self, plan: StepPlan, parts: Parts, usage: Usage) -> tuple[int, ...]:
         """The columns of `STEP_FIELDS` from the third on."""
-        shape, num_used = plan.shape, usage.num_used
-        num_evicted, self._num_evicted = usage.num_evicted - self._num_evicted, usage.num_evicted
+        shape = plan.shape
+        num_running, num_waiting, num_swapped, num_sequences, preempted, admitted = _OF_PLAN(plan)
+        num_decodes, _, prefills, num_copies, _, num_out, num_in, num_updates, num_rows, num_entries = shape[:10]
+        num_used, num_evicted, largest_hole, num_logical = _OF_USAGE(usage)
+        newly_evicted, self._num_evicted = num_evicted - self._num_evicted, num_evicted
         return (
-            plan.num_running,
-            plan.num_waiting,
-            plan.num_swapped,
-            shape.num_prefill_tokens if shape.prefills else 0,
-            shape.num_decodes,
-            len(plan.preempted),
+            num_running,
+            num_waiting,
+            num_swapped,
+            shape.num_prefill_tokens if prefills else 0,
+            num_decodes,
+            len(preempted),
             num_used,
             *parts,
-            shape.num_copies,
-            shape.num_swapped_out_blocks,
-            shape.num_swapped_in_blocks,
-            sum([admission.num_hit_tokens for admission in plan.admitted]) if plan.admitted else 0,
-            num_evicted,
-            plan.num_sequences,
-            shape.num_table_updates,
-            shape.num_table_rows,
-            shape.num_table_entries,
+            num_copies,
+            num_out,
+            num_in,
+            sum([admission.num_hit_tokens for admission in admitted]) if admitted else 0,
+            newly_evicted,
+            num_sequences,
+            num_updates,
+            num_rows,
+            num_entries,
             num_used * self._block_size,
-            usage.largest_hole,
-            usage.num_logical,
+            largest_hole,
+            num_logical,
         )
 
     def _on_fork(self, parent: Sequence, child: Sequence) -> None:
@@ -510,25 +525,22 @@ class Gaps:
             self._fresh.setdefault(seq.seq_id, self._last_tick_ns)
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
+        for seq in outcome.delivered:
+            self._on_delivered(seq, end_ns)
         if plan.is_decode_tick:
-            self._on_tick(plan, outcome, end_ns)
-        elif outcome.delivered:
-            for seq in outcome.delivered:
-                self._on_delivered(seq, end_ns)
+            num_regular = outcome.num_emitted_tokens - len(outcome.started) - len(outcome.delivered)
+            self.on_tick(num_regular, plan.skipped, end_ns)
         if outcome.started:
             self._on_started(outcome, end_ns)
         for seq in outcome.pruned:
             self.on_stop(seq)
 
-    def _on_tick(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
-        num_regular = outcome.num_emitted_tokens - len(outcome.started)
+    def on_tick(self, num_regular: int, skipped: tuple[Sequence, ...], end_ns: Ns) -> None:
+        """`num_regular` tokens came from sequences that decoded in this step, all running ones but the skipped."""
         rows = self.table.rows
-        for seq in outcome.delivered:
-            num_regular -= 1
-            self._on_delivered(seq, end_ns)
         if self._fresh:
-            skipped = [seq.seq_id for seq in plan.skipped]
-            kept = {seq_id: self._fresh.pop(seq_id) for seq_id in skipped if seq_id in self._fresh}
+            left_out = [seq.seq_id for seq in skipped]
+            kept = {seq_id: self._fresh.pop(seq_id) for seq_id in left_out if seq_id in self._fresh}
             rows += [(end_ns - start_ns, 1) for start_ns in self._fresh.values()]
             num_regular -= len(self._fresh)
             self._fresh = kept

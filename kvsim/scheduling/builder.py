@@ -30,6 +30,7 @@ def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> 
 # A plan is made at every step, and a call with two dozen arguments takes twice as long as filling its tuple.
 _new = tuple.__new__
 _PLAN_REST = _defaults_after(StepPlan, "num_crossed")
+_QUIET_REST = (*_PLAN_REST[:-1], True)
 _SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
 _QUIET_UNTIL_GROWN = (True, None, (), (), ())
 _QUIET_UNTIL_COUNTS = ((), (), (), (), (), (), ())
@@ -177,7 +178,7 @@ def quiet_plan(
     shape = (num_decodes, context_tokens, (), 0, 0, 0, 0, num_new, num_new, num_table_entries, 0, num_new)
     plan = (step, _new(StepShape, shape + _SHAPE_REST), *_QUIET_UNTIL_GROWN, grown, *_QUIET_UNTIL_COUNTS, *counts,
             0, 0, False, 0, "", num_new)  # fmt: skip
-    return _new(StepPlan, plan + _PLAN_REST)
+    return _new(StepPlan, plan + _QUIET_REST)
 
 
 class OutcomeBuilder:
