@@ -116,20 +116,26 @@ class LruFreeList:
 
     def take_many(self, count: int, /) -> list[BlockId]:
         blank, cached = self._blank, self._cached
-        taken: list[BlockId] = []
-        while blank and len(taken) < count:
-            taken.append(blank.pop())
+        start = max(0, len(blank) - count)
+        taken = blank[start:]
+        taken.reverse()
+        del blank[start:]
         if len(taken) < count:
-            for block_id in list(islice(cached, count - len(taken))):
+            oldest = list(islice(cached, count - len(taken)))
+            for block_id in oldest:
                 del cached[block_id]
-                taken.append(block_id)
+            taken += oldest
         return taken
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
-        text_of, cached = self._text_of, self._cached
+        cached = self._cached
+        texts = list(map(self._text_of, block_ids))
+        if None not in texts:
+            cached.update(dict.fromkeys(block_ids))
+            return
         blank = []
-        for block_id in block_ids:
-            if text_of(block_id) is None:
+        for block_id, text in zip(block_ids, texts, strict=True):
+            if text is None:
                 blank.append(block_id)
             else:
                 cached[block_id] = None

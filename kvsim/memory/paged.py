@@ -706,8 +706,7 @@ class PagedAllocator:
         if not self._ref[tail]:
             self._num_filled += self.block_size - fill
         if self.enable_prefix_caching:
-            run_of = self.index.run_of
-            self._num_cached_idle += sum([run_of[block_id] is not None for block_id in freed])
+            self._num_cached_idle += len(freed) - list(map(self.index.run_of.__getitem__, freed)).count(None)
         if self._surplus:
             self._count_leaks(table.block_ids, {tail: fill})
 

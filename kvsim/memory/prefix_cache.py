@@ -311,7 +311,8 @@ class PrefixIndex:
 
     def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Forget the texts of blocks, in order; returns those that carried one."""
-        return [block_id for block_id in block_ids if self.drop(block_id)]
+        drop, run_of = self.drop, self.run_of
+        return [block_id for block_id in block_ids if run_of[block_id] is not None and drop(block_id)]
 
     def places(self) -> list[tuple[BlockId, Place]]:
         """Where each block that carries a text stands, found by walking the whole index (for audits)."""
