@@ -117,6 +117,7 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _quantile(probability: float, num_values: int) -> float:
-    from scipy.stats import t
+    # The quantiles of `scipy.stats.t`, which takes a second to import.
+    from scipy.special import stdtrit
 
-    return float(t.ppf(probability, num_values - 1))
+    return float(stdtrit(num_values - 1, probability))

@@ -61,10 +61,11 @@ def _half_width(values: Sequence[float], mean: float) -> float | None:
     """Student's interval for the mean; None for a single value."""
     if len(values) < 2:
         return None
-    from scipy.stats import t
+    # The quantiles of `scipy.stats.t`, which takes a second to import.
+    from scipy.special import stdtrit
 
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     return quantile * math.sqrt(variance / len(values))
 
 
