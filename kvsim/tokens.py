@@ -63,6 +63,11 @@ class TokenStream:
         end = min(len(self), len(other))
         mine, theirs = bisect_right(self._ends, start), bisect_right(other._ends, start)
         while start < end:
+            if self._ends[mine] == other._ends[theirs] and self.pieces[mine] == other.pieces[theirs]:
+                # One piece, or the rest of it, that both texts are made of.
+                start = self._ends[mine]
+                mine, theirs = mine + 1, theirs + 1
+                continue
             upto = min(self._ends[mine], other._ends[theirs])
             start += _num_equal(self._slice(mine, start, upto), other._slice(theirs, start, upto))
             if start < upto:

@@ -217,13 +217,13 @@ class PagedAllocator:
         blocks = table.block_ids
         room = len(blocks) * self.block_size - table.num_tokens
         if self.window_blocks or (room and self._ref[blocks[-1]] != 1):
-            return self._append_stepwise(table, num_tokens)
+            return self._append_any(table, num_tokens)
         if room >= num_tokens > 0:
             table.num_tokens += num_tokens
             self._num_filled += num_tokens
             return ()
         if not 0 < num_tokens - room <= self.block_size:
-            return self._append_stepwise(table, num_tokens)
+            return self._append_any(table, num_tokens)
         try:
             block_id = self._pop()
         except LookupError:
@@ -653,13 +653,26 @@ class PagedAllocator:
         written = [index if index < len(held) else index % ring for index in range(first, min(last, first + ring))]
         return num_new + sum(1 for index in written if index < len(held) and self._ref[held[index]] != 1)
 
-    def _append_stepwise(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
-        """The whole rule, a block at a time: go round the ring or grow, copy what is shared, then write."""
+    def _append_any(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """The whole rule: copy a shared tail that is written, take all new blocks, then write."""
         if num_tokens < 1:
             raise AllocatorError(f"cannot append {num_tokens} tokens; append at least 1")
         needed = self._num_needed(table, num_tokens)
         if needed > len(self.pool.free):
             raise OutOfBlocks(needed, len(self.pool.free))
+        if self.window_blocks:
+            return self._append_in_ring(table, num_tokens)
+        has_room = table.num_tokens < len(table.block_ids) * self.block_size
+        copies = (self._copy_tail(table),) if has_room and self._ref[table.block_ids[-1]] != 1 else ()
+        new = self.pool.take(needed - len(copies))
+        table.block_ids += new
+        table.num_tokens += num_tokens
+        self._num_filled += num_tokens
+        self._num_logical += len(new)
+        return copies
+
+    def _append_in_ring(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """With a window, a block at a time: go round the ring or grow, copy what is shared, then write."""
         copies = []
         end = table.num_tokens + num_tokens
         while table.num_tokens < end:
@@ -674,7 +687,7 @@ class PagedAllocator:
 
     def _grow(self, table: BlockTable) -> None:
         length = len(table.block_ids)
-        if self.window_blocks and length >= self.window_blocks:
+        if length >= self.window_blocks:
             table.block_ids.append(table.block_ids[length % self.window_blocks])
         else:
             table.block_ids += self.pool.take(1)

@@ -201,7 +201,7 @@ class PrefixIndex:
 
     def find(self, keys: KeyChain, max_blocks: int) -> list[BlockId]:
         """The earliest registered carrier of each leading block, up to the first that nobody carries."""
-        found: list[BlockId | None] = []
+        found: list[BlockId] = []
         run, place = self.root
         end = min(max_blocks, keys.num_full_blocks(1 << 62))
         while len(found) < end:
@@ -211,11 +211,12 @@ class PrefixIndex:
                 break
             run = branch
             place = run.last_common(0, keys, end - 1)
-            found += run.carriers[: place + 1]
-            if None in found:
-                del found[found.index(None) :]
+            carriers = run.carriers[: place + 1]
+            if None in carriers:
+                found += cast(list[BlockId], carriers[: carriers.index(None)])
                 break
-        return cast(list[BlockId], found)
+            found += cast(list[BlockId], carriers)
+        return found
 
     def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
         """Where a path of blocks ends: they carry consecutive texts from the start of one prefix; None if not."""

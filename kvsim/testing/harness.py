@@ -192,7 +192,9 @@ class Harness:
             seq_id: (self._table(seq_id), self.allocator.num_tokens(seq_id), self.allocator.num_slots(seq_id))
             for seq_id in self.sequences
         }
-        return tables, self.allocator.num_free_blocks, self.allocator.usage()
+        # Whoever tells the order of its free list is held to it as well.
+        tell_order = getattr(self.allocator, "free_block_ids", tuple)
+        return tables, self.allocator.num_free_blocks, self.allocator.usage(), tuple(tell_order())
 
     def _attempt(self, command: Callable[[], Any], needed: int) -> bool:
         """Do it if the model says that it fits; else it must be refused and change nothing."""
