@@ -108,9 +108,21 @@ class CapacityReport:
         return self.total_memory_bytes - self.budget_bytes
 
     @property
+    def num_blocks_that_fit(self) -> int:
+        """Blocks the memory leaves room for, whatever `num_gpu_blocks_override` says."""
+        return max(0, self.kv_bytes) // self.block_bytes
+
+    @property
+    def num_blocks_at_most(self) -> int | None:
+        """Blocks that would use up what lies outside the budget too, to the last byte."""
+        if self.outside_bytes is None:
+            return None
+        return _num_blocks_at_most(self.kv_bytes, self.outside_bytes, self.block_bytes)
+
+    @property
     def num_squeezing_blocks(self) -> int | None:
         """Blocks beyond this cap that would use up what lies outside the budget, to the last byte."""
-        return None if self.outside_bytes is None else max(0, self.outside_bytes) // self.block_bytes
+        return None if self.num_blocks_at_most is None else max(0, self.num_blocks_at_most - self.num_gpu_blocks)
 
     @property
     def num_blocks_with_head_room(self) -> int:
@@ -125,6 +137,8 @@ class CapacityReport:
             "max_concurrency": round(self.max_concurrency, 4),
             "start_up_lines": list(self.start_up_lines),
             "outside_bytes": self.outside_bytes,
+            "num_blocks_that_fit": self.num_blocks_that_fit,
+            "num_blocks_at_most": self.num_blocks_at_most,
             "num_squeezing_blocks": self.num_squeezing_blocks,
             "num_blocks_with_head_room": self.num_blocks_with_head_room,
             "fits": self.fits,
@@ -164,11 +178,13 @@ class CapacityReport:
             f"Plan the peak for {planned:,} blocks ({planned * self.block_size:,} tokens) and leave {HEAD_ROOM:.0%} "
             f"free: a cache that runs full preempts and recomputes."
         ]
-        if self.outside_bytes is not None and self.num_squeezing_blocks is not None:
+        if self.outside_bytes is not None:
+            is_own = self.num_gpu_blocks == self.num_blocks_that_fit
+            larger = "A larger block cap" if is_own else f"A block cap above {self.num_blocks_that_fit:,}"
             lines.append(
-                f"A larger block cap squeezes the {self.outside_bytes / GIB:.2f} GiB outside the budget (CUDA graphs, "
+                f"{larger} squeezes the {self.outside_bytes / GIB:.2f} GiB outside the budget (CUDA graphs, "
                 f"fragmentation, other processes): 100 blocks more take {100 * self.block_bytes / GIB:.2f} GiB, and at "
-                f"{self.num_gpu_blocks + self.num_squeezing_blocks:,} blocks nothing is left."
+                f"{self.num_blocks_at_most:,} blocks nothing is left."
             )
         return lines
 
@@ -458,8 +474,24 @@ def _report(
     )
 
 
+def _num_blocks_at_most(kv_bytes: int, outside_bytes: int, block_bytes: int) -> int:
+    # Rounded down apart: what the budget leaves over is less than a block, and of no use to the cap.
+    return max(0, kv_bytes // block_bytes + max(0, outside_bytes) // block_bytes)
+
+
 def _problem(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Terms, num_blocks: int) -> str | None:
     """Why the engine would refuse to start, and which number to change."""
+    if terms.total is not None and terms.budget is not None:
+        at_most = _num_blocks_at_most(terms.kv, terms.total - terms.budget, pages.block_bytes)
+        num_that_fit = max(0, terms.kv) // pages.block_bytes
+        if num_blocks > at_most and num_that_fit >= pages.num_per_request:
+            return (
+                f"num_gpu_blocks_override {num_blocks} is beyond the memory of the GPU: {at_most} blocks would fill it "
+                f"to the last byte. Lower num_gpu_blocks_override to {num_that_fit} or less, which "
+                f"gpu_memory_utilization {flags.gpu_memory_utilization:g} leaves room for."
+            )
+        if num_blocks > at_most:
+            num_blocks = num_that_fit  # A smaller override would not help: the memory must grow first.
     if num_blocks >= pages.num_per_request:
         return None
     missing = pages.num_per_request * pages.block_bytes - terms.kv

@@ -109,6 +109,32 @@ def test_an_override_beyond_what_fits_says_what_it_squeezes():
     assert "100 blocks (0.20 GiB) more" in report.notes[0]
 
 
+@pytest.mark.parametrize("override", [10_000, 30_000, 32_185])
+def test_where_nothing_is_left_does_not_depend_on_the_override(override):
+    free = capacity("llama-3.1-8b", "a100-80gb")
+    report = capacity("llama-3.1-8b", "a100-80gb", num_gpu_blocks_override=override)
+    assert (free.num_blocks_that_fit, free.num_squeezing_blocks, free.num_blocks_at_most) == (28_133, 4_052, 32_185)
+    assert (report.num_blocks_that_fit, report.num_blocks_at_most) == (28_133, 32_185)
+    assert report.num_squeezing_blocks == 32_185 - override
+    assert "A block cap above 28,133 squeezes" in report.render()
+    assert "at 32,185 blocks nothing is left" in report.render()
+    assert report.fits
+
+
+@pytest.mark.parametrize("override", [32_186, 100_000_000])
+def test_an_override_beyond_the_memory_does_not_fit(override):
+    report = capacity("llama-3.1-8b", "a100-80gb", num_gpu_blocks_override=override)
+    assert f"num_gpu_blocks_override {override} is beyond the memory of the GPU: 32185 blocks" in report.problem
+    assert "Lower num_gpu_blocks_override to 28133 or less" in report.problem
+    assert "at 32,185 blocks nothing is left" in report.render()
+
+
+def test_an_override_does_not_hide_that_the_weights_do_not_fit():
+    report = capacity("llama-3.1-70b", "a100-80gb", num_gpu_blocks_override=30_000)
+    assert report.num_blocks_at_most == 0
+    assert "nothing is left for KV" in report.problem
+
+
 def test_a_length_beyond_the_models_is_noted():
     assert "beyond the model's own 2048" in capacity("opt-13b", kv_cache_memory_bytes=GIB, max_model_len=4096).notes[0]
 
