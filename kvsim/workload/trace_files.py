@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TextIO
 
-from kvsim.types import NS_PER_S, Ns, ScenarioError
+from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError
 
 MAX_TOKENS = 2**31 - 1
 MAX_SECONDS = 9e9
@@ -66,6 +66,11 @@ class RowErrors:
             raise ScenarioError(f"{self.path}: {text}; correct the row, or set on_bad_row: skip")
         self.num_skipped += 1
         self.first_skipped = self.first_skipped or text
+
+    def restart(self) -> None:
+        """Forget what was skipped: the file is read again."""
+        self.num_skipped = 0
+        self.first_skipped = ""
 
     def notes(self) -> list[str]:
         """The count of skipped rows in words; empty if there were none."""
@@ -267,8 +272,16 @@ def parse_seconds(column: str, text: object, unit_ns: int = NS_PER_S, low: float
     if number < low:
         raise BadRow(column, text, "is negative" if low == 0 else "is too early")
     if abs(number) * unit_ns > MAX_SECONDS * NS_PER_S:
-        raise BadRow(column, text, "is too large for a time")
+        raise BadRow(column, text, f"is too large for a time{_unit_hint(number, unit_ns)}")
     return round(number * unit_ns)
+
+
+def _unit_hint(number: float, unit_ns: int) -> str:
+    """The smaller unit in which the number would be a time, as a question; empty if there is none."""
+    for name, name_ns in (("milliseconds", NS_PER_MS), ("microseconds", 1000), ("nanoseconds", 1)):
+        if name_ns < unit_ns and abs(number) * name_ns <= MAX_SECONDS * NS_PER_S:
+            return f"; {name}? divide by {unit_ns // name_ns}"
+    return ""
 
 
 def parse_timestamp(column: str, text: object) -> Ns:

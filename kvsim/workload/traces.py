@@ -137,7 +137,8 @@ def load_trace(
         else:
             trace = _load_csv(text, errors, found, needs_times)
     if not len(trace):
-        fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed)")
+        first = f"; the first: {errors.first_skipped}" if errors.first_skipped else ""
+        fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed){first}")
     notes = (*errors.notes(), *trace.notes)
     return _sorted(replace(trace, num_skipped=errors.num_skipped, notes=notes))
 
@@ -201,6 +202,7 @@ _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
         Column("session", ("session", "session_id"), "label", required=False),
     ),
 }
+_SECONDS_PER_YEAR = 365.25 * 86400
 _FROM_ZERO = frozenset({"azure", "burstgpt"})
 """Formats whose clock starts anywhere."""
 
@@ -227,13 +229,13 @@ def _format_of(path: str, first: str) -> str:
 
 
 def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool) -> Trace:
-    rows = CsvRows(text, errors)
-    places = _places(errors.path, trace_format, rows.header, needs_times)
-    table = _Columns(places, rows.header, errors, failures=trace_format == "burstgpt")
-    for chunk in rows.chunks():
-        table.add(chunk)
-    columns = table.finish()
+    table, columns = _read_columns(text, errors, trace_format, needs_times)
     if trace_format in _FROM_ZERO and len(columns["arrival_ns"]):
+        if (allowed := _allowed_times(columns["arrival_ns"])) is not None:
+            # Their differences overflow: read again, now that it is known which rows are out of place.
+            text.seek(0)
+            errors.restart()
+            table, columns = _read_columns(text, errors, trace_format, needs_times, allowed)
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
     notes = table.notes(errors.path)
     return Trace(
@@ -246,6 +248,35 @@ def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: b
         notes=notes,
         **columns,  # type: ignore[arg-type]
     )
+
+
+def _read_columns(
+    text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool, allowed: tuple[int, int] | None = None
+) -> tuple[_Columns, dict[str, Ints]]:
+    rows = CsvRows(text, errors)
+    places = _places(errors.path, trace_format, rows.header, needs_times)
+    table = _Columns(places, rows.header, errors, failures=trace_format == "burstgpt", allowed=allowed)
+    for chunk in rows.chunks():
+        table.add(chunk)
+    return table, table.finish()
+
+
+def _allowed_times(times: Ints) -> tuple[int, int] | None:
+    """The times that fit one trace, around the median of all; None where all of them do."""
+    import numpy as np
+
+    longest = round(MAX_SECONDS * NS_PER_S)
+    if int(times.max()) - int(times.min()) <= longest:
+        return None
+    ordered = np.sort(times).tolist()
+    middle = ordered[len(ordered) // 2]
+    low, high = 0, len(ordered) - 1
+    while ordered[high] - ordered[low] > longest:
+        if ordered[high] - middle > middle - ordered[low]:
+            high -= 1
+        else:
+            low += 1
+    return ordered[low], ordered[high]
 
 
 def _places(path: str, trace_format: str, header: list[str], needs_times: bool) -> dict[str, tuple[int, Column]]:
@@ -296,12 +327,18 @@ class _Columns:
     """Columns under construction: whole chunks at once where every cell is plain, row by row where not."""
 
     def __init__(
-        self, places: Mapping[str, tuple[int, Column]], header: list[str], errors: RowErrors, failures: bool
+        self,
+        places: Mapping[str, tuple[int, Column]],
+        header: list[str],
+        errors: RowErrors,
+        failures: bool,
+        allowed: tuple[int, int] | None = None,
     ) -> None:
         self._places = places
         self._header = header
         self._errors = errors
         self._failures = failures
+        self._allowed = allowed
         self._parts: dict[str, list[Ints]] = {fills: [] for fills in places}
         self._labels: dict[str, dict[str, int]] = {"prefix_group": {}, "session": {}}
         self.num_failed = 0
@@ -351,6 +388,8 @@ class _Columns:
             case "label":
                 return np.array([self._label(column.fills, cell) for cell in cells], dtype=np.int64)
             case "timestamp":
+                if self._allowed is not None:
+                    raise ValueError
                 return np.array([parse_timestamp("", cell) for cell in cells], dtype=np.int64)
             case "seconds":
                 times = np.array(cells, dtype=np.float64)
@@ -394,6 +433,11 @@ class _Columns:
                 values[fills] = self._label(fills, row[index])
             else:
                 values[fills] = _cell(column.kind, self._header[index], row[index])
+            if fills == "arrival_ns" and self._allowed and not self._allowed[0] <= values[fills] <= self._allowed[1]:
+                years = int(MAX_SECONDS / _SECONDS_PER_YEAR)
+                raise BadRow(
+                    self._header[index], row[index], f"is too far from the other times: a trace spans {years} years"
+                )
         _check_row(values)
         return values
 
@@ -416,12 +460,16 @@ def _consistent(columns: Mapping[str, Ints]) -> bool:
     """Whether no row contradicts itself (see `_check_row`)."""
     if "prefix_tokens" in columns and bool((columns["prefix_tokens"] > columns["prompt"]).any()):
         return False
+    if "prefix_tokens" in columns and bool(((columns["prefix_tokens"] > 0) & (columns["prefix_group"] < 0)).any()):
+        return False
     return "max_output" not in columns or bool((columns["max_output"] >= columns["output"]).all())
 
 
 def _check_row(values: dict[str, int]) -> None:
     if values.get("prefix_tokens", 0) > values["prompt"]:
         raise BadRow("prefix_tokens", values["prefix_tokens"], f"is more than the prompt's {values['prompt']} tokens")
+    if values.get("prefix_tokens", 0) and values["prefix_group"] < 0:
+        raise BadRow("prefix_tokens", values["prefix_tokens"], "needs a prefix_group that says whose prefix it is")
     if "max_output" in values:
         # An empty cell: no maximum was stated, so the output itself is it.
         values["max_output"] = values["max_output"] or values["output"]
@@ -439,10 +487,13 @@ class _Lines:
     ids: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])
     codes: dict[int | str, int] = field(default_factory=dict)
-    has_ids: bool | None = None
+    has_ids: bool = False
+    unnamed: list[int] = field(default_factory=list)
+    """Numbers of the rows without hash ids, as long as no row has any."""
+    first_unnamed: MissingKey | None = None
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Append one object; raises BadRow and leaves the columns as they were."""
+    def add(self, row: Mapping[str, Any], number: int) -> None:
+        """Append object `number`; raises BadRow and leaves the columns as they were."""
         for column in ("timestamp", "input_length", "output_length"):
             if column not in row:
                 raise MissingKey(column, row)
@@ -450,6 +501,9 @@ class _Lines:
         prompt = parse_int("input_length", row["input_length"], 1)
         output = parse_int("output_length", row["output_length"], 1)
         ids = self._ids(row)
+        if "hash_ids" not in row:
+            self.first_unnamed = self.first_unnamed or MissingKey("hash_ids", row)
+            self.unnamed.append(number)
         self.times.append(time)
         self.prompts.append(prompt)
         self.outputs.append(output)
@@ -457,19 +511,30 @@ class _Lines:
         self.offsets.append(len(self.ids))
 
     def _ids(self, row: Mapping[str, Any]) -> list[int | str]:
-        if self.has_ids is None:
-            self.has_ids = "hash_ids" in row
-        if not self.has_ids:
-            return []
         if "hash_ids" not in row:
-            raise MissingKey("hash_ids", row)
+            if self.has_ids:
+                raise MissingKey("hash_ids", row)
+            return []
         ids = row["hash_ids"]
         if not isinstance(ids, list):
             raise BadRow("hash_ids", ids, "is not a list")
         for id_ in ids:
             if isinstance(id_, bool) or not isinstance(id_, int | str):
                 raise BadRow("hash_ids", id_, "is neither a whole number nor a name")
+        self.has_ids = True
         return ids
+
+    def drop_unnamed(self, errors: RowErrors) -> None:
+        """Report the rows before the first one with hash ids as bad, and forget them; nothing where no row has any."""
+        if not self.has_ids or self.first_unnamed is None:
+            return
+        for number in self.unnamed:
+            errors.report(f"row {number}", self.first_unnamed)
+        num_dropped = len(self.unnamed)
+        del self.times[:num_dropped], self.prompts[:num_dropped], self.outputs[:num_dropped]
+        del self.offsets[:num_dropped]
+        self.first_unnamed = None
+        self.unnamed.clear()
 
 
 def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None) -> Trace:
@@ -482,9 +547,10 @@ def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None)
         if not line.strip().strip("\ufeff"):
             continue
         try:
-            lines.add(_object(line))
+            lines.add(_object(line), number)
         except BadRow as bad:
             errors.report(f"row {number}", bad)
+    lines.drop_unnamed(errors)
     prompt = np.array(lines.prompts, dtype=np.int64)
     trace = Trace(
         errors.path, "mooncake", np.array(lines.times, dtype=np.int64), prompt, np.array(lines.outputs, dtype=np.int64)

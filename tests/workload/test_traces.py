@@ -263,12 +263,47 @@ def test_a_bad_line_is_named_or_skipped(tmp_path: Path, line: str, problem: str)
         ("arrival_s,prompt_tokens,output_tokens\n0,1\n", "2 cells"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,2,3\n", "4 cells"),
         ("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens\n0,8,2,a,9\n", "prefix_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens\n0,8,2,,5\n", "5 needs a prefix_group"),
+        ("arrival_s,prompt_tokens,output_tokens\n1700158546680,1,1\n", "milliseconds? divide by 1000;"),
+        ("arrival_s,prompt_tokens,output_tokens\n1700158546680000000,1,1\n", "nanoseconds? divide by 1000000000;"),
         ("arrival_s,prompt_tokens,output_tokens,max_output_tokens\n0,8,20,9\n", "max_output_tokens"),
         ("arrival_s,prompt_tokens,output_tokens\n" + '0,"' + "x" * 200_000, "no CSV"),
     ],
 )
 def test_a_file_that_is_no_trace(tmp_path: Path, text: str, problem: str) -> None:
     assert problem in error(tmp_path, text)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_hash_ids_of_any_row_ask_for_those_of_all(tmp_path: Path, place: int) -> None:
+    lines = [{"timestamp": i, "input_length": 600, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(3)]
+    del lines[place]["hash_ids"]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    assert f"row {place + 1}, column 'hash_ids': is missing" in error(tmp_path, text)
+    trace = load(tmp_path, text, on_bad_row="skip")
+    assert (len(trace), trace.num_skipped) == (2, 1)
+    assert trace.hash_ids is not None
+    assert trace.hash_offsets is not None
+    assert (trace.hash_ids.tolist(), trace.hash_offsets.tolist()) == ([0, 1, 0, 2], [0, 2, 4])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("year", [1700, 2249])
+def test_dates_too_far_apart_are_a_bad_row(tmp_path: Path, place: int, year: int) -> None:
+    others = 2249 if year == 1700 else 1700
+    dates = [f"{others}-01-01 00:00:00", f"{others}-01-01 00:00:01"]
+    dates.insert(place, f"{year}-01-01 00:00:00")
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{date},5,5\n" for date in dates)
+    message = error(tmp_path, text)
+    assert f"row {place + 1} (line {place + 2}), column 'TIMESTAMP': '{year}-01-01 00:00:00' is too far" in message
+    trace = load(tmp_path, text, on_bad_row="skip")
+    assert (rows(trace), trace.num_skipped) == ([(0, 5, 5), (NS_PER_S, 5, 5)], 1)
+
+
+def test_without_a_usable_row_the_first_reason_is_named(tmp_path: Path) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens\n0,zero,1\n1,0,1\n"
+    message = error(tmp_path, text, on_bad_row="skip")
+    assert "2 bad rows skipped, 0 failed); the first: row 1 (line 2), column 'prompt_tokens': 'zero'" in message
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
