@@ -281,6 +281,31 @@ def kv_cache_bytes(geometry: ModelGeometry, gpu: GpuSpec, scenario: Any) -> int:
     return report.kv_bytes
 
 
+def window_gain(
+    geometry: ModelGeometry,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    kv_cache_dtype: str = "auto",
+    tensor_parallel_size: int = 1,
+) -> float:
+    """How many times the requests of `max_model_len` tokens fit when windowed layers drop what lies behind them."""
+    flags = _Flags(
+        gpu_memory_utilization=1.0,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_dtype=kv_cache_dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    pages = _Pages.of(geometry, flags)
+    full_block_bytes = block_size * geometry.bytes_per_token(kv_cache_dtype, tensor_parallel_size)
+    full_bytes = ceil(max_model_len / block_size) * full_block_bytes
+    return full_bytes / (pages.num_per_request * pages.block_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Flags:
     gpu_memory_utilization: float

@@ -46,11 +46,12 @@ class Engine:
     cost: CostModel
     source: Source
     bytes_per_token: int
+    notes: tuple[str, ...] = ()
 
     def warnings(self) -> tuple[str, ...]:
         """What the parts have to say about themselves after a run: skipped rows, a profile left behind."""
         of_cost: Callable[[], Iterable[str]] = getattr(self.cost, "warnings", tuple)
-        return (*self.source.notes, *of_cost())
+        return (*self.notes, *self.source.notes, *of_cost())
 
 
 def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> Engine:
@@ -58,7 +59,7 @@ def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> E
     pool = Pool(scenario)
     allocator = make_allocator(scenario, pool, journal)
     scheduler = make_scheduler(scenario, allocator, pool, detail=detail)
-    return Engine(scheduler, make_cost(scenario, pool), make_source(scenario), pool.bytes_per_token)
+    return Engine(scheduler, make_cost(scenario, pool), make_source(scenario), pool.bytes_per_token, pool.notes())
 
 
 def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAllocator:

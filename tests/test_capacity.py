@@ -11,6 +11,7 @@ import pytest
 from kvsim.capacity import capacity, command, estimate_activation_bytes, kv_cache_bytes
 from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
+from kvsim.runs import run
 from kvsim.types import ScenarioError
 
 PLANNER = {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128, "dtype": "float16"}
@@ -263,3 +264,49 @@ def test_a_scenario_gets_what_the_report_says():
 def test_a_scenario_without_room_is_an_error(model, message):
     with pytest.raises(ScenarioError, match=message):
         kv_cache_bytes(load_model(model), load_gpu("rtx-4090"), scenario_like())
+
+
+def run_of(model, engine="vllm-v1", allocator=None, max_model_len=32_768, **budget):
+    result = run(
+        {
+            "engine": engine,
+            "model": model,
+            "memory": {"kv_cache_memory_bytes": "16GiB"},
+            "allocator": allocator or {},
+            "scheduler": {"max_model_len": max_model_len, **budget},
+            "workload": {"requests": [{"prompt_tokens": 20, "output_tokens": 2}]},
+            "cost": {"type": "linear"},
+        }
+    )
+    return result.summary
+
+
+@pytest.mark.parametrize(("model", "layers"), [("mistral-7b-v0.1", "32 of its 32"), ("gemma-3-27b", "52 of its 62")])
+def test_a_run_of_a_windowed_model_says_how_much_more_fits(model, layers):
+    summary = run_of(model, max_num_seqs=256, max_num_batched_tokens=2048)
+    report = capacity(model, kv_cache_memory_bytes=16 * GIB, max_model_len=32_768, max_num_batched_tokens=2048)
+    gain = report.max_concurrency / (summary["num_gpu_blocks"] * summary["block_size"] / 32_768)
+    assert gain > 3.5
+    (warning,) = summary["warnings"]
+    assert f"{layers} layers keep a window of" in warning
+    assert "simulates them as full attention" in warning
+    assert f"{gain:.1f} times as many requests of 32,768 tokens" in warning
+
+
+@pytest.mark.parametrize("engine", ["vllm-v0", "paged", "orca-max"])
+def test_engines_without_a_token_budget_warn_of_windows_without_a_figure(engine):
+    (warning,) = run_of("mistral-7b-v0.1", engine)["warnings"]
+    assert "kvsim capacity says how much more fits" in warning
+    assert ("allocator.sliding_window" in warning) == (engine != "orca-max")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("llama-3.1-8b", {}),
+        ("mistral-7b-v0.1", {"max_model_len": 4096}),
+        ("mistral-7b-v0.1", {"allocator": {"sliding_window": 4096, "enable_prefix_caching": False}}),
+    ],
+)
+def test_a_run_whose_windows_are_used_or_never_reached_says_nothing(model, changes):
+    assert run_of(model, **changes)["warnings"] == []

@@ -6,13 +6,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from kvsim.scenario.fields import Custom
-from kvsim.scenario.schema import Scenario
+from kvsim.scenario.schema import PagedMemory, Scenario
 
 if TYPE_CHECKING:
     from kvsim.catalog import GpuSpec
     from kvsim.memory.geometry import ModelGeometry
 
 MAX_BLOCKS = 100_000_000
+
+WORTHWHILE_GAIN = 1.05
+"""Windows that save less than this are named without a figure."""
 
 
 class Pool:
@@ -95,6 +98,46 @@ class Pool:
             f"and {needed} must fit: give it at least {needed * self.block_size * self.bytes_per_token:,} bytes, "
             "or allocator.block_size a smaller value"
         )
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the pool: windows of the model that the run does not use."""
+        allocator, limit = self.scenario.allocator, self.max_model_len
+        # What a custom allocator does about windows is its own affair.
+        if isinstance(allocator, Custom) or getattr(allocator, "sliding_window", None) is not None:
+            return ()
+        windowed = [group for group in self.geometry.groups if group.window is not None]
+        # A window as long as the longest text never drops anything.
+        if not windowed or (limit is not None and all((group.window or 0) >= limit for group in windowed)):
+            return ()
+        num_layers = sum(group.num_layers for group in windowed)
+        windows = " or ".join(f"{window:,}" for window in sorted({group.window or 0 for group in windowed}))
+        return (
+            f"model: {num_layers} of its {self.geometry.num_hidden_layers} layers keep a window of {windows} tokens "
+            f"only; the run simulates them as full attention, which keeps every token: {self._gain_of_windows(limit)}",
+        )
+
+    def _gain_of_windows(self, max_model_len: int | None) -> str:
+        from kvsim.capacity import window_gain
+
+        scenario, text = self.scenario, "kvsim capacity says how much more fits"
+        budget = getattr(scenario.scheduler, "max_num_batched_tokens", None)
+        if max_model_len is not None and budget is not None:
+            gain = window_gain(
+                self.geometry,
+                block_size=self.block_size,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=budget,
+                kv_cache_dtype=scenario.kv_cache_dtype,
+                tensor_parallel_size=scenario.tensor_parallel_size,
+            )
+            if gain > WORTHWHILE_GAIN:
+                text = (
+                    f"kvsim capacity, which counts the windows, says that {gain:.1f} times as many requests of "
+                    f"{max_model_len:,} tokens fit"
+                )
+        if self.geometry.sliding_window is None or not isinstance(scenario.allocator, PagedMemory):
+            return text
+        return f"{text}; allocator.sliding_window (without enable_prefix_caching) frees what lies behind the window"
 
     def _num_blocks_in(self, num_bytes: int) -> int:
         from kvsim.memory.geometry import num_gpu_blocks
