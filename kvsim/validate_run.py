@@ -403,6 +403,11 @@ class Prediction:
         """The comparison's metrics of the prediction."""
         return _metrics(self.queued_s, self.first_token_s, self.last_token_s, self.output_len)
 
+    def step_of(self, token_s: np.ndarray) -> np.ndarray:
+        """The step at whose end each token came."""
+        ends = np.array(self.steps.end_ns, dtype=float)
+        return np.searchsorted(ends, token_s * NS_PER_S - 0.5)
+
     def series(self, times_s: np.ndarray) -> dict[str, np.ndarray]:
         """Running, waiting and KV usage in per cent at the given times after the first queued request."""
         ends = np.array(self.steps.end_ns, dtype=float) / NS_PER_S
@@ -652,7 +657,10 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     plt.close(figure)
 
 
-_NUM_ROUNDS = 4
+_MAX_GUESSES = 6
+_MAX_ROUNDS = 12
+_SAME_US, _SAME_SHARE = 20.0, 0.02
+"""Overheads that differ by no more than either of these are the same."""
 
 
 def fit_overhead(
@@ -665,32 +673,68 @@ def fit_overhead(
 ) -> Overhead:
     """The engine's overhead per step, decode-only and with prompts, from a recorded run's gaps.
 
-    The simulation is repeated with what was found, so that its steps come to lie where the run's did. Raises
-    ScenarioError if the run has too few decode-only gaps.
+    The simulation is repeated with what was found until nothing changes: its steps then lie where the run's did. Raises
+    ScenarioError if the run has too few decode-only gaps, or if this does not converge.
     """
-    from kvsim.cost.from_run import GEMM_TILES, NO_OVERHEAD, overhead_of_gaps
+    from kvsim.cost.from_run import GEMM_TILES, did_not_converge, overhead_of_gaps
 
     if workload is None:
         raise ScenarioError(f"{run}: the run's requests are needed: give --workload FILE.jsonl")
     recorded = load_run(run)
     setting = setting_of(recorded, gpu=gpu, profile=profile, model=model)
-    overhead = NO_OVERHEAD
-    for _ in range(_NUM_ROUNDS):
+    decode_us = mixed_us = _guess_overhead_us(recorded, workload, setting)
+    gemm_tiles: tuple[tuple[int, int], ...] = ()
+    for _ in range(_MAX_ROUNDS):
         prediction = predict(
             recorded,
             workload,
             setting,
-            decode_overhead_us=overhead.decode_step_us,
-            mixed_overhead_us=overhead.mixed_step_us,
-            gemm_tiles=overhead.gemm_tiles,
+            decode_overhead_us=decode_us,
+            mixed_overhead_us=mixed_us,
+            gemm_tiles=gemm_tiles,
         )
-        name = recorded.folder.name
-        found = [overhead_of_gaps(_gaps(recorded, prediction, tiles), name, tiles) for tiles in GEMM_TILES]
+        name, before = recorded.folder.name, (decode_us, mixed_us)
+        found = [overhead_of_gaps(_gaps(recorded, prediction, tiles), name, tiles, before) for tiles in GEMM_TILES]
         sane = [one for one in found if one is not None]
         if not sane:
             raise ScenarioError(f"{run}: too few gaps between events that hold decode-only steps; the run is too short")
         overhead = min(sane, key=lambda one: one.mixed_spread_us)
-    return overhead
+        is_same = overhead.gemm_tiles == gemm_tiles
+        gemm_tiles, decode_us, mixed_us = overhead.gemm_tiles, overhead.decode_step_us, overhead.mixed_step_us
+        if overhead.settled and is_same and _are_same(before[0], decode_us) and _are_same(before[1], mixed_us):
+            return overhead
+    raise did_not_converge(run, overhead)
+
+
+def _are_same(before_us: float, after_us: float) -> bool:
+    return abs(after_us - before_us) <= max(_SAME_US, _SAME_SHARE * after_us)
+
+
+def _guess_overhead_us(run: RecordedRun, workload: str | Path, setting: Setting) -> float:
+    """One overhead for every step, from each request's time between its first and last token.
+
+    How many steps lie between these two is known whatever the simulation makes of the rest, so that a large overhead
+    shows here while the gaps between different requests' events still hold other steps than the run's.
+    """
+    cost = _kernel_cost(setting, 0.0, 0.0, ())
+    measured_us = np.array([1e6 * (request.last_token_s - request.first_token_s) for request in run.requests])
+    guess_us = 0.0
+    for _ in range(_MAX_GUESSES):
+        before_us = guess_us
+        prediction = predict(
+            run, workload, setting, decode_overhead_us=before_us, mixed_overhead_us=before_us, gemm_tiles=()
+        )
+        kernel_us = np.array([cost.step_ns(shape) for shape in prediction.steps.shapes]) / 1e3
+        kernel_sum = np.concatenate([[0.0], np.cumsum(kernel_us)])
+        first, last = prediction.step_of(prediction.first_token_s), prediction.step_of(prediction.last_token_s)
+        several = last > first
+        if not several.any():
+            return 0.0
+        over_us = measured_us - (kernel_sum[last + 1] - kernel_sum[first + 1])
+        guess_us = max(0.0, float(np.median(over_us[several] / (last - first)[several])))
+        if _are_same(before_us, guess_us):
+            break
+    return guess_us
 
 
 def _gaps(run: RecordedRun, prediction: Prediction, tiles: tuple[tuple[int, int], ...]) -> list[Gap]:
@@ -700,14 +744,14 @@ def _gaps(run: RecordedRun, prediction: Prediction, tiles: tuple[tuple[int, int]
     cost = _kernel_cost(prediction.setting, 0.0, 0.0, tiles)
     kernel_us = np.array([cost.step_ns(shape) for shape in prediction.steps.shapes]) / 1e3
     is_mixed = np.array([bool(shape.prefills) for shape in prediction.steps.shapes])
-    ends = np.array(prediction.steps.end_ns, dtype=float)
     event_s: dict[Any, float] = {}
     step_of: dict[Any, int] = {}
+    first, last = prediction.step_of(prediction.first_token_s), prediction.step_of(prediction.last_token_s)
     for index, request in enumerate(run.requests):
         for kind, measured, predicted in (
-            ("first", request.first_token_s, prediction.first_token_s[index]),
-            ("last", request.last_token_s, prediction.last_token_s[index]),
+            ("first", request.first_token_s, first[index]),
+            ("last", request.last_token_s, last[index]),
         ):
             event_s[index, kind] = measured
-            step_of[index, kind] = int(np.searchsorted(ends, predicted * NS_PER_S - 0.5))
+            step_of[index, kind] = int(predicted)
     return gaps_between_events(event_s, step_of, kernel_us, is_mixed)

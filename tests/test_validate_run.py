@@ -10,7 +10,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile, profile_names
 from kvsim.types import ScenarioError
-from kvsim.validate_run import METRICS, compare, load_run, predict, setting_of
+from kvsim.validate_run import METRICS, compare, fit_overhead, load_run, predict, setting_of
 
 RUNS = Path("data", "traces", "vllm-0.19-runs")
 
@@ -162,6 +162,44 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "requests.jsonl").write_text('{"input_toks": 3}')
     with pytest.raises(ScenarioError, match=r"line 1: output_toks"):
         load_run(tmp_path / "run")
+
+
+def write_simulated_run(folder: Path, overhead_us: tuple[float, float], num: int = 60) -> Path:
+    """A run that the simulator made with a known overhead (decode-only steps, steps with prompts)."""
+    workload = write_run(folder, num=num)
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    work = [json.loads(line) for line in workload.read_text().splitlines()]
+    for i, (row, request) in enumerate(zip(rows, work, strict=True)):
+        length = 30 + 37 * i % 101
+        row |= {"output_toks": length, "queued_ts": 5.0 + 0.02 * i, "first_token_ts": 100.0, "last_token_ts": 200.0}
+        request["output_length"] = length
+    workload.write_text("\n".join(map(json.dumps, work)))
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = load_run(folder)
+    true = predict(run, workload, setting_of(run), decode_overhead_us=overhead_us[0], mixed_overhead_us=overhead_us[1])
+    for i, row in enumerate(rows):
+        row |= {
+            "first_token_ts": 5.0 + float(true.first_token_s[i]),
+            "last_token_ts": 5.0 + float(true.last_token_s[i]),
+        }
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return workload
+
+
+@pytest.mark.parametrize("overhead_us", [(500, 500), (2_000, 2_000), (6_000, 6_000), (500, 2_000), (2_000, 6_000)])
+def test_a_known_overhead_is_found_again(tmp_path: Path, overhead_us: tuple[float, float]) -> None:
+    workload = write_simulated_run(tmp_path / "h100", overhead_us)
+    found = fit_overhead(tmp_path / "h100", workload)
+    assert found.decode_step_us == pytest.approx(overhead_us[0], rel=0.1)
+    assert found.mixed_step_us == pytest.approx(overhead_us[1], rel=0.1)
+    assert 0 < found.num_used <= found.num_gaps
+
+
+def test_a_fit_that_does_not_converge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = write_simulated_run(tmp_path / "h100", (500, 6_000))
+    monkeypatch.setattr("kvsim.validate_run._MAX_ROUNDS", 1)
+    with pytest.raises(ScenarioError, match=r"h100: .* did not converge, \d+ of \d+ gaps used"):
+        fit_overhead(tmp_path / "h100", workload)
 
 
 def test_the_command_prints_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

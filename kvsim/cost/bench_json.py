@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.cost.from_run import Gap, Overhead, overhead_of_gaps
+from kvsim.cost.from_run import Gap, Overhead, did_not_converge, overhead_of_gaps
 from kvsim.cost.interface import CostModel
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
@@ -21,6 +21,8 @@ from kvsim.types import ScenarioError
 _NEEDED = ("input_lens", "start_times", "ttfts", "itls")
 _SAME_STEP_S = 0.002
 """Tokens of one step reach the clients within this; streams are flushed one after another."""
+_MOST_US = 100_000.0
+"""No engine spends this beside the kernels of a step; times in milliseconds look like it."""
 
 
 def read_bench(path: str | Path) -> Mapping[str, Any]:
@@ -78,6 +80,13 @@ def bench_overhead(path: str | Path, cost: CostModel) -> Overhead:
     found = overhead_of_gaps(gaps, Path(path).name)
     if found is None:
         raise ScenarioError(f"{path}: too few decode-only steps can be told apart")
+    if found.decode_step_us > _MOST_US:
+        raise ScenarioError(
+            f"{path}: {found.decode_step_us:.0f} us more per decode step than its kernels take ({found.used_text()}): "
+            f"no engine does that; start_times, ttfts and itls must be in seconds, model and profile those of the run"
+        )
+    if not found.settled:
+        raise did_not_converge(path, found)
     return found
 
 

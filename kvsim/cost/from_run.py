@@ -2,18 +2,21 @@
 
 A gap lies between two events that the engine logged (a first or a last token). The simulator says which steps lie
 between them and what their kernels cost; what is left of the measured gap is overhead, divided by the number of steps.
-Gaps of decode-only steps give one overhead, gaps with prompts in them another. A run's makespan is never used: it
-would smear one kind of step over the other.
+Gaps that do not come near kernels and overhead together hold other steps and are left out: which ones, and the
+overhead, are found in turns. Gaps of decode-only steps give one overhead, gaps with prompts in them another. A run's
+makespan is never used: it would smear one kind of step over the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from kvsim.types import ScenarioError
 
 _ANY = 1 << 30
 GEMM_TILES: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -28,7 +31,8 @@ GEMM_TILES: tuple[tuple[tuple[int, int], ...], ...] = (
 
 MIN_GAPS = 5
 _SANE_RATIO = 0.15
-"""Gaps that differ more than this from their kernels hold other steps than the simulated ones."""
+"""Gaps that differ more than this from kernels and overhead hold other steps than the simulated ones."""
+_MAX_TURNS = 50
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,19 @@ class Overhead:
     """(up to so many tokens, tile) that explain the steps with prompts best."""
     mixed_spread_us: float = 0.0
     """Weighted mean absolute deviation of what is left of the steps with prompts."""
+    num_gaps: int = 0
+    """All gaps, used or not."""
+    settled: bool = True
+    """The gaps used are those that come near this very overhead."""
+
+    @property
+    def num_used(self) -> int:
+        """The gaps that the figures come from; too few with prompts say nothing."""
+        return self.num_decode_gaps + (self.num_mixed_gaps if self.num_mixed_gaps >= MIN_GAPS else 0)
+
+    def used_text(self) -> str:
+        """How many of the gaps were used."""
+        return f"{self.num_used} of {self.num_gaps} gaps used"
 
     def as_dict(self) -> dict[str, Any]:
         """What a profile keeps."""
@@ -71,6 +88,8 @@ class Overhead:
             "num_mixed_gaps": self.num_mixed_gaps,
             "num_mixed_steps": self.num_mixed_steps,
             "mixed_spread_us": round(self.mixed_spread_us, 1),
+            "num_gaps": self.num_gaps,
+            "num_gaps_used": self.num_used,
             "gemm_tiles": [list(pair) for pair in self.gemm_tiles],
             "fitted_to": self.source,
         }
@@ -79,7 +98,7 @@ class Overhead:
         """The figures on a line."""
         return (
             f"{self.decode_step_us:.0f} us per decode step, {self.mixed_step_us:.0f} us per step with prompts, "
-            f"{self.tiles_text()}"
+            f"{self.tiles_text()}; {self.used_text()}"
         )
 
     def tiles_text(self) -> str:
@@ -97,16 +116,93 @@ class Overhead:
             f"overhead per decode-only step: {self.decode_step_us:.0f} us (quartiles {low:.0f} to {high:.0f}, "
             f"{self.num_decode_gaps} gaps, {self.num_decode_steps} steps)\n"
             f"overhead per step with prompts: {self.mixed_step_us:.0f} us (quartiles {low_mixed:.0f} to "
-            f"{high_mixed:.0f}, {self.num_mixed_gaps} gaps, {self.num_mixed_steps} steps); {self.tiles_text()}"
+            f"{high_mixed:.0f}, {self.num_mixed_gaps} gaps, {self.num_mixed_steps} steps); {self.tiles_text()}\n"
+            f"{self.used_text()}"
         )
 
 
 NO_OVERHEAD = Overhead(0.0, (0.0, 0.0), 0, 0, 0.0, (0.0, 0.0), 0, 0, "nothing")
 
 
-def overhead_of_gaps(gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...] = ()) -> Overhead | None:
-    """Weighted medians over the gaps; None if there are too few decode-only ones to say anything."""
-    sane = [gap for gap in gaps if abs(gap.measured_us / max(gap.kernel_us, 1e-9) - 1.0) <= _SANE_RATIO]
+def overhead_of_gaps(
+    gaps: list[Gap],
+    source: str,
+    gemm_tiles: tuple[tuple[int, int], ...] = (),
+    first_guess_us: tuple[float, float] | None = None,
+) -> Overhead | None:
+    """Weighted medians over the gaps; None if there are too few decode-only ones to say anything.
+
+    The first guess (per decode-only step, per step with prompts) says which gaps are looked at first.
+    """
+    guess = first_guess_us or _first_guess_us(gaps)
+    found = _in_turns(gaps, source, gemm_tiles, guess)
+    if found is None:
+        return None
+    # Steps with prompts may cost so much more than the others that none of them is near the guess.
+    for mixed_us in _mixed_guesses_us(gaps, found.decode_step_us):
+        other = _in_turns(gaps, source, gemm_tiles, (found.decode_step_us, mixed_us))
+        if other is not None and other.settled and other.num_used > found.num_used:
+            found = other
+    return found
+
+
+def _in_turns(
+    gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...], guess_us: tuple[float, float]
+) -> Overhead | None:
+    """Which gaps are near the overhead, and the overhead of these, until neither changes."""
+    used: list[Gap] = []
+    found: Overhead | None = None
+    for _ in range(_MAX_TURNS):
+        near = [gap for gap in gaps if _is_near(gap, guess_us)]
+        if found is not None and near == used:
+            return found
+        used = near
+        found = _overhead_of(used, len(gaps), source, gemm_tiles)
+        if found is None:
+            return None
+        guess_us = found.decode_step_us, found.mixed_step_us
+    return None if found is None else replace(found, settled=False)
+
+
+def _mixed_guesses_us(gaps: list[Gap], decode_us: float) -> list[float]:
+    """Quartiles over the gaps with prompts that last up to twice what they would at `decode_us`: the rest is idle."""
+    over = [
+        (gap.measured_us - gap.kernel_us - gap.num_decode_steps * decode_us) / gap.num_mixed_steps
+        for gap in gaps
+        if gap.num_mixed_steps
+        and gap.measured_us <= 2.0 * (gap.kernel_us + (gap.num_decode_steps + gap.num_mixed_steps) * decode_us)
+    ]
+    return [max(0.0, float(value)) for value in np.quantile(over, (0.25, 0.5, 0.75))] if over else []
+
+
+def did_not_converge(where: object, found: Overhead) -> ScenarioError:
+    """The refusal of an overhead that changes whenever it is used."""
+    return ScenarioError(
+        f"{where}: the overhead per step did not converge, {found.used_text()} (last: {found.decode_step_us:.0f} us "
+        f"per decode step, {found.mixed_step_us:.0f} us per step with prompts): take a longer run, and check that "
+        f"model, profile and engine arguments are those of the run"
+    )
+
+
+def _first_guess_us(gaps: list[Gap]) -> tuple[float, float]:
+    """The median over all decode-only gaps; gaps with prompts are too often idle time to say anything by themselves."""
+    pure = [gap for gap in gaps if gap.num_decode_steps and not gap.num_mixed_steps]
+    if not pure:
+        return 0.0, 0.0
+    per_step = np.array([(gap.measured_us - gap.kernel_us) / gap.num_decode_steps for gap in pure])
+    weights = np.array([gap.num_decode_steps for gap in pure], dtype=float)
+    guess_us = max(0.0, _weighted_quantile(per_step, weights, 0.5))
+    return guess_us, guess_us
+
+
+def _is_near(gap: Gap, overhead_us: tuple[float, float]) -> bool:
+    expected_us = gap.kernel_us + gap.num_decode_steps * overhead_us[0] + gap.num_mixed_steps * overhead_us[1]
+    return abs(gap.measured_us / max(expected_us, 1e-9) - 1.0) <= _SANE_RATIO
+
+
+def _overhead_of(
+    sane: list[Gap], num_gaps: int, source: str, gemm_tiles: tuple[tuple[int, int], ...]
+) -> Overhead | None:
     pure = [gap for gap in sane if gap.num_decode_steps and not gap.num_mixed_steps]
     if len(pure) < MIN_GAPS:
         return None
@@ -133,6 +229,7 @@ def overhead_of_gaps(gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, 
         source,
         gemm_tiles,
         0.0 if few else float(np.average(np.abs(rest - mixed_us), weights=mixed_weights)),
+        num_gaps,
     )
 
 

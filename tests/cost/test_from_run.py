@@ -30,6 +30,45 @@ def test_gaps_that_hold_other_steps_are_left_out() -> None:
     assert found.num_decode_gaps == 9
 
 
+@pytest.mark.parametrize("overhead_us", [500, 2_000, 6_000, 30_000])
+def test_an_overhead_of_any_size_is_found_and_the_gaps_used_are_counted(overhead_us: int) -> None:
+    gaps = [Gap(kernel + overhead_us, kernel, 1, 0) for kernel in range(7_000, 9_000, 50)]
+    gaps += [Gap(kernel + 2 * overhead_us, kernel, 1, 1) for kernel in range(20_000, 22_000, 100)]
+    gaps += [Gap(10e6 + 1e6 * i, 20_000, 0, 1) for i in range(30)]  # idle until a request came
+    found = overhead_of_gaps(gaps, "made up")
+    assert found is not None
+    assert found.decode_step_us == pytest.approx(overhead_us)
+    assert found.mixed_step_us == pytest.approx(overhead_us)
+    assert found.settled
+    assert "60 of 90 gaps used" in found.text()
+    assert "60 of 90 gaps used" in found.short()
+    assert (found.as_dict()["num_gaps_used"], found.as_dict()["num_gaps"]) == (60, 90)
+
+
+def test_steps_with_prompts_that_cost_far_more_are_found() -> None:
+    gaps = [Gap(9_000, 7_000, 1, 0)] * 20 + [Gap(18_000, 10_000, 1, 1)] * 20
+    found = overhead_of_gaps(gaps, "made up")
+    assert found is not None
+    assert (found.decode_step_us, found.mixed_step_us) == (pytest.approx(2_000), pytest.approx(6_000))
+
+
+def test_times_in_milliseconds_are_no_overhead(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="must be in seconds"):
+        bench_overhead(bench(tmp_path / "b.json", 10.5), TenMilliseconds())
+
+
+def test_a_guess_says_where_to_look_first() -> None:
+    gaps = [Gap(10_300, 10_000, 1, 0)] * 9 + [Gap(18_000, 10_000, 1, 0)] * 8
+    found = [overhead_of_gaps(gaps, "made up", first_guess_us=guess) for guess in ((0.0, 0.0), (7_000.0, 7_000.0))]
+    assert [one and one.decode_step_us for one in found] == [pytest.approx(300), pytest.approx(8_000)]
+
+
+def test_an_overhead_that_does_not_settle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.cost.from_run._MAX_TURNS", 1)
+    with pytest.raises(ScenarioError, match=r"b\.json: .* did not converge, 39 of 39 gaps used"):
+        bench_overhead(bench(tmp_path / "b.json", 0.0105), TenMilliseconds())
+
+
 def test_too_few_gaps_say_nothing() -> None:
     assert overhead_of_gaps([Gap(10_300, 10_000, 1, 0)] * 4, "made up") is None
 
@@ -63,9 +102,10 @@ def bench(path: Path, step_s: float, num: int = 3, output: int = 40) -> Path:
     return path
 
 
-def test_benchmark_gaps_give_the_overhead(tmp_path: Path) -> None:
-    found = bench_overhead(bench(tmp_path / "b.json", 0.0105), TenMilliseconds())
-    assert found.decode_step_us == pytest.approx(500, abs=1)
+@pytest.mark.parametrize("overhead_us", [500, 2_000, 6_000])
+def test_benchmark_gaps_give_the_overhead(tmp_path: Path, overhead_us: int) -> None:
+    found = bench_overhead(bench(tmp_path / "b.json", 0.01 + 1e-6 * overhead_us), TenMilliseconds())
+    assert found.decode_step_us == pytest.approx(overhead_us, abs=1)
 
 
 def test_token_times_are_start_plus_gaps(tmp_path: Path) -> None:
