@@ -600,6 +600,11 @@ def _notes(
             notes.append(
                 f"layer groups of equal size leave {1 - used_bytes / pages.block_bytes:.0%} of every block to padding"
             )
+    if geometry.num_kv_layers < geometry.num_hidden_layers:
+        notes.append(
+            f"{geometry.num_kv_layers} of {geometry.num_hidden_layers} layers keep KV of their own; the state per "
+            f"sequence that layers without attention hold, which does not grow, is not counted"
+        )
     if geometry.latent_dim:
         notes.append("the latent is kept by every rank: tensor parallelism does not make it smaller")
     return tuple(notes)

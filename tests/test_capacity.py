@@ -266,6 +266,14 @@ def test_a_scenario_without_room_is_an_error(model, message):
         kv_cache_bytes(load_model(model), load_gpu("rtx-4090"), scenario_like())
 
 
+def test_layers_without_kv_make_the_blocks_smaller_and_are_noted():
+    hybrid = capacity(
+        {**PLANNER, "attn_layer_period": 8, "attn_layer_offset": 4}, kv_cache_memory_bytes=GIB, max_model_len=100
+    )
+    assert (hybrid.bytes_per_token, hybrid.num_gpu_blocks) == (16_384, 4096)
+    assert "4 of 32 layers keep KV of their own" in hybrid.notes[0]
+
+
 def run_of(model, engine="vllm-v1", allocator=None, max_model_len=32_768, **budget):
     result = run(
         {

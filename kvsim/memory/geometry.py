@@ -1,8 +1,9 @@
 """What a model stores per token, from its Hugging Face `config.json`: the arithmetic between bytes and blocks.
 
-`bytes_per_token = 2 * num_hidden_layers * num_key_value_heads * head_dim * dtype_bytes` (K and V), or one latent of
-`kv_lora_rank + qk_rope_head_dim` elements per layer where the model uses multi-head latent attention (MLA).
-A field that is missing is an error that names it; nothing is guessed.
+`bytes_per_token = 2 * num_kv_layers * num_key_value_heads * head_dim * dtype_bytes` (K and V), or one latent of
+`kv_lora_rank + qk_rope_head_dim` elements per layer where the model uses multi-head latent attention (MLA). Layers
+without attention, and those that read the KV of earlier ones, are none of the `num_kv_layers`. A field that is
+missing is an error that names it; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ DTYPE_BYTES: dict[str, int] = {
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
+ATTENTION_NAMES = {"attention": FULL, FULL: FULL, SLIDING: SLIDING, CHUNKED: CHUNKED}
+"""Kinds of layers that keep KV, by the names that `layer_types` uses."""
+
+NO_KV = ("linear_attention", "mamba", "mamba2", "recurrent", "conv")
+"""Kinds of layers whose state does not grow with the text."""
+
 
 class GeometryError(ScenarioError):
     """A model configuration lacks a field, or holds one that cannot be used."""
@@ -60,7 +67,8 @@ class LayerGroup:
 class ModelGeometry:
     """The shape of a model's KV cache. Make it with `from_config`, or by keyword for a made-up model.
 
-    `latent_dim` > 0 means MLA. `groups` lists full and windowed layers, in order of first appearance.
+    `latent_dim` > 0 means MLA. `groups` lists full and windowed layers, in order of first appearance; layers that keep
+    no KV of their own are in none of them.
     Sizes per token are those of one rank where `tensor_parallel_size` is given: KV heads are split over the ranks and
     replicated beyond their number; a latent is on every rank.
     """
@@ -84,10 +92,9 @@ class ModelGeometry:
         dtype_bytes(self.dtype)
         if not self.groups:
             object.__setattr__(self, "groups", (LayerGroup(FULL, self.num_hidden_layers),))
-        num_grouped = sum(group.num_layers for group in self.groups)
-        if num_grouped != self.num_hidden_layers:
+        if not 1 <= self.num_kv_layers <= self.num_hidden_layers:
             raise GeometryError(
-                f"layer groups have {num_grouped} layers, num_hidden_layers is {self.num_hidden_layers}"
+                f"layer groups have {self.num_kv_layers} layers, num_hidden_layers is {self.num_hidden_layers}"
             )
 
     @classmethod
@@ -118,6 +125,11 @@ class ModelGeometry:
             config={"quantization_config": config.get("quantization_config")} | dict(text),
         )
 
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep KV of their own."""
+        return sum(group.num_layers for group in self.groups)
+
     def kv_heads_per_rank(self, tensor_parallel_size: int = 1) -> int:
         """KV heads one rank keeps. Raises GeometryError where heads cannot be split evenly."""
         if tensor_parallel_size < 1:
@@ -139,7 +151,7 @@ class ModelGeometry:
 
     def bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
         """Bytes all layers keep of one token, on one rank."""
-        return self.num_hidden_layers * self.layer_bytes_per_token(kv_cache_dtype, tensor_parallel_size)
+        return self.num_kv_layers * self.layer_bytes_per_token(kv_cache_dtype, tensor_parallel_size)
 
     def group_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> dict[str, int]:
         """The same for each kind of layer: full ones keep every token, windowed ones the last `window`."""
@@ -240,11 +252,41 @@ def _head_dim(config: Mapping[str, Any], num_heads: int | None) -> int:
 
 
 def _layer_groups(config: Mapping[str, Any], num_layers: int) -> tuple[LayerGroup, ...]:
-    kinds = _layer_kinds(config, num_layers)
+    without = _layers_without_kv(config, num_layers)
+    kinds = [kind for layer, kind in enumerate(_layer_kinds(config, num_layers)) if layer not in without]
+    kinds = [kind for kind in kinds if kind not in NO_KV]
+    if not kinds:
+        raise GeometryError(
+            f"the model configuration has {num_layers} layers and none that keeps keys and values: there is no KV "
+            f"cache to model; check layer_types and num_kv_shared_layers"
+        )
     groups = []
     for kind in dict.fromkeys(kinds):
         groups.append(LayerGroup(kind, kinds.count(kind), _window_of(kind, config)))
     return tuple(groups)
+
+
+def _layers_without_kv(config: Mapping[str, Any], num_layers: int) -> set[int]:
+    """Layers that have no attention by their number, or share the KV of an earlier layer."""
+    shared = _count(config, "num_kv_shared_layers", num_layers) if config.get("num_kv_shared_layers") else 0
+    without = set(range(num_layers - shared, num_layers))
+    period = _optional(config, "attn_layer_period")
+    if period is not None:
+        offset = _count(config, "attn_layer_offset", period - 1)
+        without |= {layer for layer in range(num_layers) if layer % period != offset}
+    interval = _optional(config, "full_attention_interval")
+    if interval is not None:
+        without |= {layer for layer in range(num_layers) if (layer + 1) % interval}
+    return without
+
+
+def _count(config: Mapping[str, Any], name: str, most: int) -> int:
+    value = config.get(name)
+    if value is None:
+        raise GeometryError(f"the model configuration lacks {name}; found {_found(config)}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise GeometryError(f"{name} is {value!r}; it must be a whole number from 0 to {most}")
+    return value
 
 
 def _window_of(kind: str, config: Mapping[str, Any]) -> int | None:
@@ -282,8 +324,9 @@ def _listed_kinds(listed: Any, num_layers: int, is_off: bool) -> list[str]:
     kinds = [str(kind) for kind in listed]
     if len(kinds) != num_layers:
         raise GeometryError(f"layer_types has {len(kinds)} entries, num_hidden_layers is {num_layers}")
-    if unknown := sorted(set(kinds) - {FULL, SLIDING, CHUNKED}):
-        raise GeometryError(
-            f"layer_types has {', '.join(unknown)}: layers that keep no keys and values are not modelled"
-        )
-    return [FULL] * num_layers if is_off else kinds
+    if unknown := sorted(set(kinds) - {*ATTENTION_NAMES, *NO_KV}):
+        known = ", ".join((*ATTENTION_NAMES, *NO_KV))
+        raise GeometryError(f"layer_types has {', '.join(unknown)}; known are {known}")
+    if is_off:
+        return [kind if kind in NO_KV else FULL for kind in kinds]
+    return [ATTENTION_NAMES.get(kind, kind) for kind in kinds]

@@ -103,7 +103,12 @@ def test_a_nested_text_config_is_used():
         ({"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
         ({"kv_lora_rank": 512}, "lacks qk_rope_head_dim"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
-        ({"layer_types": ["linear_attention"] * 32}, "layer_types has linear_attention"),
+        ({"layer_types": ["linear_attention"] * 32}, "32 layers and none that keeps keys and values"),
+        ({"layer_types": ["telepathy"] * 32}, "layer_types has telepathy; known are attention, full_attention"),
+        ({"num_kv_shared_layers": 32}, "none that keeps keys and values"),
+        ({"num_kv_shared_layers": 33}, "num_kv_shared_layers is 33; it must be a whole number from 0 to 32"),
+        ({"attn_layer_period": 8}, "lacks attn_layer_offset"),
+        ({"attn_layer_period": 8, "attn_layer_offset": 8}, "attn_layer_offset is 8; .* from 0 to 7"),
         ({"model_type": "gemma3_text", "sliding_window": 1024}, "lacks layer_types"),
     ],
 )
@@ -136,6 +141,44 @@ def test_windowed_layers(change, groups):
     geometry = ModelGeometry.from_config({**LLAMA, **change})
     assert geometry.groups == groups
     assert sum(geometry.group_bytes_per_token().values()) == geometry.bytes_per_token() == 512 * KIB
+
+
+@pytest.mark.parametrize(
+    ("change", "groups"),
+    [
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, (LayerGroup("full_attention", 4),)),
+        ({"attn_layer_period": 8, "attn_layer_offset": 0}, (LayerGroup("full_attention", 4),)),
+        ({"attn_layer_period": 9, "attn_layer_offset": 4}, (LayerGroup("full_attention", 4),)),
+        ({"attn_layer_period": 9, "attn_layer_offset": 5}, (LayerGroup("full_attention", 3),)),
+        ({"full_attention_interval": 4}, (LayerGroup("full_attention", 8),)),
+        ({"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8}, (LayerGroup("full_attention", 8),)),
+        ({"layer_types": ["mamba"] * 30 + ["attention"] * 2}, (LayerGroup("full_attention", 2),)),
+        (
+            {"layer_types": ["mamba", "sliding_attention"] * 16, "sliding_window": 8, "use_sliding_window": False},
+            (LayerGroup("full_attention", 16),),
+        ),
+        (
+            {
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+                "sliding_window": 512,
+                "num_kv_shared_layers": 9,
+            },
+            (LayerGroup("sliding_attention", 12, 512), LayerGroup("full_attention", 11)),
+        ),
+        ({"num_kv_shared_layers": 0}, (LayerGroup("full_attention", 32),)),
+    ],
+)
+def test_only_layers_with_kv_of_their_own_count(change, groups):
+    geometry = ModelGeometry.from_config({**LLAMA, **change})
+    assert geometry.groups == groups
+    assert geometry.num_hidden_layers == 32
+    assert geometry.num_kv_layers == sum(group.num_layers for group in groups)
+    assert geometry.bytes_per_token() == geometry.num_kv_layers * 16 * KIB
+
+
+def test_a_hybrid_that_states_attention_by_period_keeps_an_eighth():
+    jamba = {**LLAMA, "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4}
+    assert ModelGeometry.from_config(jamba).bytes_per_token() == 16_384
 
 
 def test_a_window_on_every_layer_is_the_models():
