@@ -49,6 +49,73 @@ METRICS = (
 )
 
 
+_MOST = (1 << 31) - 1
+_MOST_RANKS = 1024
+_MOST_SECONDS = 1e12
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """An object of `meta.json`, read key by key: null counts as absent, numbers may be text."""
+
+    path: Path
+    prefix: str
+    values: Mapping[str, Any]
+
+    def inner(self, key: str) -> _Keys:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.bad(key, "a JSON object")
+        return _Keys(self.path, f"{self.prefix}{key}.", value or {})
+
+    def integer(self, key: str, most: int = _MOST) -> int | None:
+        number = self._number(key)
+        if number is None:
+            return None
+        if not number.is_integer() or not 1 <= number <= most:
+            raise self.bad(key, f"a whole number from 1 to {most:,}")
+        return int(number)
+
+    def share(self, key: str) -> float | None:
+        number = self._number(key)
+        if number is not None and not 0.0 < number <= 1.0:
+            raise self.bad(key, "a share above 0, at most 1")
+        return number
+
+    def truth(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        told = value.strip().lower() if isinstance(value, str) else value
+        if told is None or isinstance(told, bool):
+            return told
+        if told in ("true", "false"):
+            return bool(told == "true")
+        raise self.bad(key, "true or false")
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is None or (isinstance(value, str) and value.strip()):
+            return value
+        raise self.bad(key, "a text")
+
+    def _number(self, key: str) -> float | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.bad(key, "a number")
+        return number
+
+    def bad(self, key: str, wanted: str) -> ScenarioError:
+        return ScenarioError(
+            f"{self.path}: {self.prefix}{key} is {self.values.get(key)!r}; it must be {wanted}: write what the engine "
+            f"ran with, or leave the key out where that was its default"
+        )
+
+
 @dataclass(frozen=True)
 class RecordedRequest:
     """One line of `requests.jsonl`; times in seconds on the engine's clock."""
@@ -73,8 +140,14 @@ class RecordedRun:
     """Seconds of the series' clock at the first queued request."""
 
     @property
-    def engine_kwargs(self) -> Mapping[str, Any]:
-        return self.meta.get("engine_kwargs") or {}
+    def keys(self) -> _Keys:
+        """`meta.json`, for reading."""
+        return _Keys(self.folder / "meta.json", "", self.meta)
+
+    @property
+    def engine_kwargs(self) -> _Keys:
+        """The engine's arguments in it."""
+        return self.keys.inner("engine_kwargs")
 
     @property
     def first_queued_s(self) -> float:
@@ -91,8 +164,12 @@ def load_run(folder: str | Path) -> RecordedRun:
     requests = tuple(_recorded(folder / "requests.jsonl", number, row) for number, row in rows)
     if not requests:
         raise ScenarioError(f"{folder / 'requests.jsonl'}: no request in it")
+    if max(request.last_token_s for request in requests) <= min(request.queued_s for request in requests):
+        raise ScenarioError(
+            f"{folder / 'requests.jsonl'}: all times are the same; they must be the engine's, in seconds"
+        )
     series = _read_series(folder / "timeseries.csv")
-    return RecordedRun(folder, meta, requests, series, _series_offset_s(meta, rows))
+    return RecordedRun(folder, meta, requests, series, _series_offset_s(_Keys(folder / "meta.json", "", meta), rows))
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -125,21 +202,39 @@ def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
     return rows
 
 
-def _recorded(path: Path, number: int, row: Mapping[str, Any]) -> RecordedRequest:
-    def get(key: str) -> float:
+def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> RecordedRequest:
+    def number(key: str) -> float:
         value = row.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ScenarioError(f"{path}: line {number}: {key} is {value!r}; it must be a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_SECONDS:
+            raise bad(key, "it must be a number, at most 1e12")
         return float(value)
 
-    return RecordedRequest(
-        str(row.get("request_id", number - 1)),
-        int(get("input_toks")),
-        int(get("output_toks")),
-        get("queued_ts"),
-        get("first_token_ts"),
-        get("last_token_ts"),
+    def tokens(key: str) -> int:
+        value = number(key)
+        if not value.is_integer() or not 1 <= value <= _MOST:
+            raise bad(key, "it must be a whole number, at least 1: leave out requests that failed")
+        return int(value)
+
+    def bad(key: str, what: str) -> ScenarioError:
+        return ScenarioError(f"{path}: line {number_of_line}: {key} is {row.get(key)!r}; {what}")
+
+    request = RecordedRequest(
+        str(row.get("request_id", number_of_line - 1)),
+        tokens("input_toks"),
+        tokens("output_toks"),
+        number("queued_ts"),
+        number("first_token_ts"),
+        number("last_token_ts"),
     )
+    if request.first_token_s < request.queued_s:
+        raise bad(
+            "first_token_ts", f"it must not be before queued_ts, {row['queued_ts']!r}: all three are of one clock"
+        )
+    if request.last_token_s < request.first_token_s:
+        raise bad("last_token_ts", f"it must not be before first_token_ts, {row['first_token_ts']!r}")
+    if row.get("arrival_time") is not None:
+        number("arrival_time")
+    return request
 
 
 def _read_series(path: Path) -> dict[str, np.ndarray]:
@@ -155,15 +250,18 @@ def _read_series(path: Path) -> dict[str, np.ndarray]:
         raise ScenarioError(f"{path}: {error}") from None
 
 
-def _series_offset_s(meta: Mapping[str, Any], rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
+def _series_offset_s(meta: _Keys, rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
     """The series counts from the start of the run; the first request came this much later (0 where nobody says)."""
     from datetime import datetime
 
-    arrivals = [row["arrival_time"] for _, row in rows if isinstance(row.get("arrival_time"), int | float)]
-    try:
-        started = datetime.fromisoformat(str(meta["started_at"]).replace("Z", "+00:00")).timestamp()
-    except (KeyError, ValueError):
+    arrivals = [row["arrival_time"] for _, row in rows if row.get("arrival_time") is not None]
+    text = meta.text("started_at")
+    if text is None:
         return 0.0
+    try:
+        started = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        raise meta.bad("started_at", 'a date such as "2026-04-25T18:47:18Z"') from None
     offset = min(arrivals, default=started) - started
     return offset if 0.0 <= offset < 60.0 else 0.0
 
@@ -194,46 +292,48 @@ def setting_of(
     from kvsim.capacity import default_max_num_batched_tokens, default_max_num_seqs
     from kvsim.catalog import load_model, model_names
 
-    kwargs, notes = run.engine_kwargs, []
-    model = model or kwargs.get("model") or run.meta.get("model")
+    kwargs = run.engine_kwargs
+    notes: list[str] = []
+    model = model or kwargs.text("model") or run.keys.text("model")
     if not model:
         raise ScenarioError(f"{run.folder / 'meta.json'}: names no model; give --model")
-    geometry = load_model(str(model))
+    geometry = load_model(model)
     spec, gpu_note = _gpu_of(run, gpu)
     notes.append(gpu_note)
     engine = _engine_of(run, notes)
-    hardware = run.meta.get("hardware") or {}
-    total = hardware.get("device_total_memory_bytes") or spec.total_memory_bytes
-    max_num_seqs = int(kwargs.get("max_num_seqs") or default_max_num_seqs(spec, total))
-    max_tokens = int(kwargs.get("max_num_batched_tokens") or default_max_num_batched_tokens(spec, total))
-    max_model_len = _max_model_len(kwargs.get("max_model_len"), geometry)
-    num_replicas = int(kwargs.get("data_parallel_size") or 1)
+    total = run.keys.inner("hardware").integer("device_total_memory_bytes", 1 << 50) or spec.total_memory_bytes
+    max_num_seqs = kwargs.integer("max_num_seqs") or default_max_num_seqs(spec, total)
+    max_tokens = kwargs.integer("max_num_batched_tokens") or default_max_num_batched_tokens(spec, total)
+    max_model_len = _max_model_len(kwargs, geometry)
+    num_replicas = kwargs.integer("data_parallel_size") or 1
     if num_replicas > 1:
         raise ScenarioError(
             f"{run.folder / 'meta.json'}: data_parallel_size is {num_replicas}; a run of one replica is what can be "
             f"predicted: which replica served which request is not in the record"
         )
-    blocks, cache = _num_gpu_blocks(run, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
+    cache = _cache_of(run)
+    blocks = _num_gpu_blocks(run, cache, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
     return Setting(
         engine=engine,
-        model=geometry.name if geometry.name in model_names() else str(model),
+        model=geometry.name if geometry.name in model_names() else model,
         gpu=spec.name,
         profile=profile or spec.name,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
         max_model_len=max_model_len,
         num_gpu_blocks=blocks,
-        block_size=int(cache["block_size"]),
-        enable_prefix_caching=bool(cache["enable_prefix_caching"]),
-        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1),
-        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
+        block_size=cache.block_size,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        tensor_parallel_size=kwargs.integer("tensor_parallel_size", _MOST_RANKS) or 1,
+        kv_cache_dtype=kwargs.text("kv_cache_dtype") or "auto",
         notes=tuple(notes),
     )
 
 
-def _max_model_len(told: Any, geometry: ModelGeometry) -> int:
+def _max_model_len(kwargs: _Keys, geometry: ModelGeometry) -> int:
     """vLLM takes the model's own limit for no value, and what fits for "auto" and -1 (here: the model's own, too)."""
-    length = int(told) if str(told).isdigit() else 0
+    told = kwargs.values.get("max_model_len")
+    length = None if str(told).strip() in ("auto", "-1") else kwargs.integer("max_model_len")
     return length or geometry.max_model_len or 1 << 20
 
 
@@ -243,12 +343,12 @@ def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
 
     if gpu is not None:
         return load_gpu(gpu), f"GPU {gpu}: as told"
-    device = (run.meta.get("hardware") or {}).get("device_name")
+    device = run.keys.inner("hardware").text("device_name")
     if device:
         try:
-            return load_gpu(str(device)), f"GPU {device}: from meta.json"
+            return load_gpu(device), f"GPU {device}: from meta.json"
         except ScenarioError:
-            found = _named_in(str(device), gpu_names())
+            found = _named_in(device, gpu_names())
             if found is None:
                 raise
             return load_gpu(found), f"GPU {found}: from meta.json ({device})"
@@ -278,14 +378,17 @@ def _named_in(text: str, names: Seq[str]) -> str | None:
 
 
 def _engine_of(run: RecordedRun, notes: list[str]) -> str:
-    version = str(run.meta.get("vllm_version") or run.meta.get("version") or "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    told = run.engine_kwargs.get("async_scheduling")
+    told = run.engine_kwargs.truth("async_scheduling")
     if told is not None:
         engine = "vllm-v1-async" if told else "vllm-v1"
-        notes.append(f"engine {engine}: async_scheduling is {str(bool(told)).lower()} in the run's arguments")
+        notes.append(f"engine {engine}: async_scheduling is {str(told).lower()} in the run's arguments")
         return engine
-    if numbers and numbers < ASYNC_SINCE:
+    key = "vllm_version" if run.meta.get("vllm_version") is not None else "version"
+    version = run.keys.text(key)
+    numbers = re.match(r"\s*v?(\d+)\.(\d+)", version or "")
+    if version and not numbers:
+        raise run.keys.bad(key, 'a version such as "0.19.0" (or say engine_kwargs.async_scheduling)')
+    if numbers and (int(numbers[1]), int(numbers[2])) < ASYNC_SINCE:
         notes.append(f"engine vllm-v1: vLLM {version} schedules synchronously by default")
         return "vllm-v1"
     what = f"vLLM {version} schedules" if version else "no version in meta.json; vLLM since 0.14 schedules"
@@ -293,8 +396,26 @@ def _engine_of(run: RecordedRun, notes: list[str]) -> str:
     return "vllm-v1-async"
 
 
+@dataclass(frozen=True)
+class _Cache:
+    logged: _Keys
+    block_size: int
+    enable_prefix_caching: bool
+
+
+def _cache_of(run: RecordedRun) -> _Cache:
+    """The cache's settings: as the engine logged them, as it was told, or its defaults."""
+    logged, kwargs = run.keys.inner("kv_cache"), run.engine_kwargs
+    if not logged.values:
+        logged = run.keys.inner("cache_config")
+    block_size = logged.integer("block_size", 1 << 20) or kwargs.integer("block_size", 1 << 20) or 16
+    told = (keys.truth("enable_prefix_caching") for keys in (logged, kwargs))
+    return _Cache(logged, block_size, next((value for value in told if value is not None), True))
+
+
 def _num_gpu_blocks(
     run: RecordedRun,
+    cache: _Cache,
     geometry: ModelGeometry,
     spec: GpuSpec,
     total: int,
@@ -302,42 +423,31 @@ def _num_gpu_blocks(
     max_tokens: int,
     max_model_len: int,
     notes: list[str],
-) -> tuple[int, dict[str, Any]]:
+) -> int:
     from kvsim.capacity import capacity
 
-    kwargs, logged = run.engine_kwargs, run.meta.get("kv_cache") or run.meta.get("cache_config") or {}
-    cache = {
-        "block_size": logged.get("block_size") or kwargs.get("block_size") or 16,
-        "enable_prefix_caching": next(
-            (
-                value
-                for value in (logged.get("enable_prefix_caching"), kwargs.get("enable_prefix_caching"))
-                if value is not None
-            ),
-            True,
-        ),
-    }
-    if logged.get("num_gpu_blocks"):
-        notes.append(f"{logged['num_gpu_blocks']} KV blocks: from meta.json")
-        return int(logged["num_gpu_blocks"]), cache
-    block_size = int(cache["block_size"])
+    kwargs, block_size = run.engine_kwargs, cache.block_size
+    logged_blocks = cache.logged.integer("num_gpu_blocks")
+    if logged_blocks:
+        notes.append(f"{logged_blocks} KV blocks: from meta.json")
+        return logged_blocks
     logged_tokens, log_name = _logged_kv_tokens(run.folder)
     if logged_tokens >= block_size:
         notes.append(f"{logged_tokens // block_size} KV blocks: {logged_tokens:,} tokens in {log_name}")
-        return logged_tokens // block_size, cache
-    utilization = logged.get("gpu_memory_utilization") or kwargs.get("gpu_memory_utilization") or 0.9
+        return logged_tokens // block_size
+    utilization = cache.logged.share("gpu_memory_utilization") or kwargs.share("gpu_memory_utilization") or 0.9
     report = capacity(
         geometry,
         spec,
-        gpu_memory_utilization=float(utilization),
+        gpu_memory_utilization=utilization,
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
-        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
-        tensor_parallel_size=int(kwargs.get("tensor_parallel_size") or 1),
-        total_memory_bytes=int(total),
-        num_gpu_blocks_override=kwargs.get("num_gpu_blocks_override"),
+        kv_cache_dtype=kwargs.text("kv_cache_dtype") or "auto",
+        tensor_parallel_size=kwargs.integer("tensor_parallel_size", _MOST_RANKS) or 1,
+        total_memory_bytes=total,
+        num_gpu_blocks_override=kwargs.integer("num_gpu_blocks_override"),
     )
     notes.append(f"{report.num_gpu_blocks} KV blocks: from the capacity formula at utilization {utilization:g}")
     if report.num_gpu_blocks * block_size < max_model_len:
@@ -345,7 +455,7 @@ def _num_gpu_blocks(
             f"these blocks hold less than one sequence of {max_model_len:,} tokens, which vLLM refuses: the run had "
             f"more memory or a shorter limit than meta.json says"
         )
-    return report.num_gpu_blocks, cache
+    return report.num_gpu_blocks
 
 
 def _logged_kv_tokens(folder: Path) -> tuple[int, str]:

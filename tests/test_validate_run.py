@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,105 @@ def test_a_fit_that_does_not_converge_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("kvsim.validate_run._MAX_ROUNDS", 1)
     with pytest.raises(ScenarioError, match=r"h100: .* did not converge, \d+ of \d+ gaps used"):
         fit_overhead(tmp_path / "h100", workload)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value", "said"),
+    [
+        ("engine_kwargs", "max_num_seqs", "many", "must be a number"),
+        ("engine_kwargs", "max_num_seqs", True, "must be a number"),
+        ("engine_kwargs", "max_num_seqs", -1, "whole number from 1"),
+        ("engine_kwargs", "max_num_batched_tokens", 0, "whole number from 1"),
+        ("engine_kwargs", "max_model_len", "32k", "must be a number"),
+        ("engine_kwargs", "block_size", 0, "whole number from 1"),
+        ("engine_kwargs", "async_scheduling", "maybe", "true or false"),
+        ("engine_kwargs", "enable_prefix_caching", [], "true or false"),
+        ("engine_kwargs", "gpu_memory_utilization", 90, "share above 0"),
+        ("engine_kwargs", "gpu_memory_utilization", "nan", "must be a number"),
+        ("engine_kwargs", "num_gpu_blocks_override", 2.5, "whole number from 1"),
+        ("engine_kwargs", "tensor_parallel_size", {}, "must be a number"),
+        ("engine_kwargs", "data_parallel_size", "two", "must be a number"),
+        ("engine_kwargs", "kv_cache_dtype", 8, "must be a text"),
+        ("engine_kwargs", "model", 7, "must be a text"),
+        ("kv_cache", "num_gpu_blocks", "lots", "must be a number"),
+        ("kv_cache", "block_size", "big", "must be a number"),
+        ("hardware", "device_total_memory_bytes", 0, "whole number from 1"),
+        ("hardware", "device_name", 4090, "must be a text"),
+        ("", "engine_kwargs", [1], "must be a JSON object"),
+        ("", "kv_cache", 5, "must be a JSON object"),
+        ("", "hardware", "H100", "must be a JSON object"),
+        ("", "vllm_version", "nightly", "must be a version"),
+        ("", "vllm_version", 0.2, "must be a text"),
+        ("", "started_at", "yesterday", "must be a date"),
+    ],
+)
+def test_a_bad_value_in_meta_is_named(tmp_path: Path, where: str, key: str, value: object, said: str) -> None:
+    meta: dict[str, object] = {"engine_kwargs": {"model": "llama-3.1-8b"}, "kv_cache": {}, "hardware": {}}
+    inner = meta if not where else meta[where]
+    assert isinstance(inner, dict)
+    inner[key] = value
+    write_run(tmp_path / "h100", meta=meta)
+    with pytest.raises(ScenarioError) as caught:
+        setting_of(load_run(tmp_path / "h100"))
+    shown = str(caught.value)
+    assert f"meta.json: {where + '.' if where else ''}{key} is {value!r}; it " in shown
+    assert said in shown
+
+
+def test_text_in_meta_is_read_as_what_it_says(tmp_path: Path) -> None:
+    kwargs = {
+        "model": "llama-3.1-8b",
+        "max_num_seqs": "64",
+        "max_num_batched_tokens": "4096",
+        "max_model_len": "16384",
+        "gpu_memory_utilization": "0.8",
+        "block_size": "32",
+        "async_scheduling": "false",
+        "enable_prefix_caching": "False",
+    }
+    write_run(tmp_path / "h100", meta={"engine_kwargs": kwargs, "kv_cache": None})
+    setting = setting_of(load_run(tmp_path / "h100"))
+    assert (setting.max_num_seqs, setting.max_num_batched_tokens, setting.max_model_len) == (64, 4096, 16384)
+    assert (setting.block_size, setting.enable_prefix_caching, setting.engine) == (32, False, "vllm-v1")
+    assert any("at utilization 0.8" in note for note in setting.notes)
+
+
+@pytest.mark.parametrize(
+    ("version", "engine"), [("v0.9.2", "vllm-v1"), ("v0.19.0rc1", "vllm-v1-async"), ("0.1.dev1+g12", "vllm-v1")]
+)
+def test_versions_may_begin_with_a_v(tmp_path: Path, version: str, engine: str) -> None:
+    write_run(tmp_path / "h100", meta={"vllm_version": version})
+    assert setting_of(load_run(tmp_path / "h100")).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"first_token_ts": 1.0}, "first_token_ts is 1.0; it must not be before queued_ts, 5.1"),
+        ({"last_token_ts": 5.11}, "last_token_ts is 5.11; it must not be before first_token_ts"),
+        ({"output_toks": 0}, "output_toks is 0; it must be a whole number, at least 1"),
+        ({"input_toks": 2.5}, "input_toks is 2.5; it must be a whole number"),
+        ({"queued_ts": None}, "queued_ts is None; it must be a number"),
+        ({"arrival_time": "now"}, "arrival_time is 'now'; it must be a number"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    write_run(tmp_path / "h100")
+    path = tmp_path / "h100" / "requests.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | change)
+    path.write_text("\n".join(lines))
+    with pytest.raises(ScenarioError, match=re.escape(f"requests.jsonl: line 2: {said}")):
+        load_run(tmp_path / "h100")
+
+
+def test_a_run_without_time_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "h100", num=1)
+    path = tmp_path / "h100" / "requests.jsonl"
+    row = json.loads(path.read_text())
+    path.write_text(json.dumps(row | {"first_token_ts": row["queued_ts"], "last_token_ts": row["queued_ts"]}))
+    with pytest.raises(ScenarioError, match="all times are the same"):
+        load_run(tmp_path / "h100")
 
 
 def test_the_command_prints_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
