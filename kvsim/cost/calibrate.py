@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.cost.fit import OpFit, basis, log_features
 from kvsim.cost.forms import FORMS
 from kvsim.cost.measurements import ROW_OPS, Group, GroupKey, Measurements, load_measurements
-from kvsim.cost.profile import Profile
+from kvsim.cost.profile import Profile, version_order
 from kvsim.types import ScenarioError
 
 VLLM_CUSTOM_ALL_REDUCE_BYTES = 2.0**23
@@ -89,7 +89,7 @@ def calibrate(
         pairs += group_pairs
     if not fits:
         raise ScenarioError(f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows that a fit needs")
-    newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=_version_order)
+    newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=version_order)
     profile = Profile(
         name=name or data.gpu.lower(),
         gpu=data.gpu,
@@ -106,10 +106,6 @@ def calibrate(
         fits=tuple(fits),
     )
     return Calibration(profile, tuple(errors), tuple(pairs))
-
-
-def _version_order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in "".join(c if c.isdigit() else " " for c in version).split())
 
 
 def _choose(data: Measurements, path: Path, framework: str, version: str | None) -> list[Group]:

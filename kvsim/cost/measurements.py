@@ -129,7 +129,7 @@ def read_rows(path: str | Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise ScenarioError(f"{path}: no such measurements file")
     try:
-        with path.open(newline="", encoding="utf-8") as handle:
+        with path.open(newline="", encoding="utf-8-sig") as handle:
             reader = csv.DictReader(handle)
             header = reader.fieldnames or []
             rows = list(reader)

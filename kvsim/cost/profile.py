@@ -47,7 +47,16 @@ class Profile:
         if version is not None and not exact:
             return None
         found = exact or found
-        return max(found, key=lambda f: ("graph" in f.kernel, f.framework == self.framework, f.version), default=None)
+        return max(
+            found,
+            key=lambda f: ("graph" in f.kernel, f.framework == self.framework, version_order(f.version), f.version),
+            default=None,
+        )
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """The numbers in a version, so that 0.20 is newer than 0.9."""
+    return tuple(int(part) for part in "".join(c if c in "0123456789" else " " for c in version).split())
 
 
 def profile_names() -> list[str]:

@@ -131,7 +131,9 @@ class _RooflineCost(KernelCost):
     """A `KernelCost` that says of every step that nobody measured it."""
 
     def warnings(self) -> list[str]:
-        return ["cost model roofline: datasheet figures, not calibrated against any measurement"]
+        notes = [f"cost model roofline: {note}" for note in self.times.shapes.notes]
+        # What else a `KernelCost` says is that rates were extrapolated, and here all of them are.
+        return ["cost model roofline: datasheet figures, not calibrated against any measurement", *notes]
 
     @property
     def is_extrapolated(self) -> bool:

@@ -96,6 +96,12 @@ def test_a_row_on_a_limit_stays_on_its_side(tmp_path: Path) -> None:
             assert predicted == pytest.approx(float(str(row["latency_us"])), rel=0.15)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", gemm_rows())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_measurements(path).num_rows == 52
+
+
 def test_equal_rows_count_once(tmp_path: Path) -> None:
     rows = gemm_rows()
     (group,) = load_measurements(write(tmp_path / "x.csv", rows + rows)).groups

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvsim.cost.profile import load_profile, profile_names, profile_path
+from kvsim.cost.profile import Profile, load_profile, profile_names, profile_path
 from kvsim.types import ScenarioError
 
 
@@ -48,3 +49,12 @@ def test_points_of_a_correction_are_finite(profile: Path, value: str) -> None:
     profile.write_text(yaml.safe_dump(data))
     with pytest.raises(ScenarioError, match="no finite number"):
         load_profile(profile)
+
+
+def test_the_newest_version_is_the_one_with_the_largest_numbers() -> None:
+    fit = load_profile("rtx4090").find("decode_attention")
+    assert fit is not None
+    fits = tuple(replace(fit, version=version) for version in ("0.9.0", "0.14.0", "0.10.0rc1"))
+    found = Profile("mine", "X1", fit.framework, "0.20.0", fits).find("decode_attention")
+    assert found is not None
+    assert found.version == "0.14.0"
