@@ -25,6 +25,8 @@ class ParamCount(NamedTuple):
     """Weight matrices of routed experts."""
     other: int = 0
     """Norms, biases, routers: replicated on every rank."""
+    replicated: int = 0
+    """Weight matrices that every rank keeps whole: those into the latent, which heads cannot split."""
 
     @property
     def total(self) -> int:
@@ -48,12 +50,13 @@ def count_params(geometry: ModelGeometry) -> ParamCount:
 
 
 def weight_bytes(geometry: ModelGeometry, tensor_parallel_size: int = 1) -> int:
-    """Bytes of weights on one rank: matrices and embeddings are split, norms and biases replicated."""
+    """Bytes of weights on one rank: matrices and embeddings are split; norms, biases and latents are replicated."""
     count = count_params(geometry)
     plain = Fraction(dtype_bytes(geometry.dtype))
     quantised = _quantised_bytes(geometry.config.get("quantization_config"), plain)
     split = count.embedding * plain + count.linear * quantised.linear + count.expert * quantised.expert
-    return int(split / tensor_parallel_size + count.other * plain)
+    whole = count.other * plain + count.replicated * quantised.linear
+    return int(split / tensor_parallel_size + whole)
 
 
 class _ElementBytes(NamedTuple):
@@ -260,7 +263,7 @@ def _deepseek(f: _Fields) -> ParamCount:
     num_experts, width = f["n_routed_experts"], f["moe_intermediate_size"]
     shared = _gated_mlp(f, f.get("n_shared_experts", 0) * width)
     dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
-    attention, norms = _latent_attention(f)
+    attention, into_latent, norms = _latent_attention(f)
     # One correction bias per expert where the router scores without an auxiliary loss.
     bias = num_experts if f.config.get("topk_method") == "noaux_tc" else 0
     return ParamCount(
@@ -268,18 +271,20 @@ def _deepseek(f: _Fields) -> ParamCount:
         linear=f.num_layers * attention + dense + num_sparse * shared,
         expert=num_sparse * num_experts * _gated_mlp(f, width),
         other=f.num_layers * (2 * f.hidden + norms) + num_sparse * (num_experts * f.hidden + bias) + f.hidden,
+        replicated=f.num_layers * into_latent,
     )
 
 
-def _latent_attention(f: _Fields) -> tuple[int, int]:
-    """(matrices, norms) of one layer of multi-head latent attention."""
+def _latent_attention(f: _Fields) -> tuple[int, int, int]:
+    """(matrices with heads, those into the latents, norms) of one layer of multi-head latent attention."""
     nope, rope, value = f["qk_nope_head_dim"], f["qk_rope_head_dim"], f["v_head_dim"]
     latent, heads = f["kv_lora_rank"], f.num_heads
     q_rank = f.get("q_lora_rank", 0)
     query_in = q_rank or f.hidden
-    query = (f.hidden * q_rank if q_rank else 0) + query_in * heads * (nope + rope)
-    key_value = f.hidden * (latent + rope) + latent * heads * (nope + value)
-    return query + key_value + heads * value * f.hidden, q_rank + latent
+    query = query_in * heads * (nope + rope)
+    key_value = latent * heads * (nope + value)
+    into_latent = f.hidden * (q_rank + latent + rope)
+    return query + key_value + heads * value * f.hidden, into_latent, q_rank + latent
 
 
 FAMILIES: dict[str, Callable[[_Fields], ParamCount]] = {

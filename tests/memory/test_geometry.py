@@ -226,6 +226,17 @@ def test_weights_of_quantised_models_are_smaller():
     assert weight_bytes(plain, 2) < 0.501 * weight_bytes(plain)
 
 
+def test_projections_into_the_latent_are_on_every_rank():
+    model = load_model("deepseek-v3")
+    count = count_params(model)
+    # q_a_proj (7168 x 1536) and kv_a_proj_with_mqa (7168 x (512 + 64)) of 61 layers.
+    assert count.replicated == 61 * 7168 * (1536 + 512 + 64)
+    plain = ModelGeometry.from_config({**model.config, "quantization_config": None})
+    split = count.embedding + count.linear + count.expert
+    assert weight_bytes(plain) == 2 * count.total
+    assert weight_bytes(plain, 8) == 2 * (split // 8 + count.other + count.replicated)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
