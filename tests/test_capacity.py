@@ -10,6 +10,7 @@ import pytest
 
 from kvsim.capacity import capacity, command, estimate_activation_bytes, kv_cache_bytes
 from kvsim.catalog import GIB, load_gpu, load_model
+from kvsim.cli import main
 from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
 from kvsim.runs import run
 from kvsim.types import ScenarioError
@@ -318,3 +319,41 @@ def test_engines_without_a_token_budget_warn_of_windows_without_a_figure(engine)
 )
 def test_a_run_whose_windows_are_used_or_never_reached_says_nothing(model, changes):
     assert run_of(model, **changes)["warnings"] == []
+
+
+FALCON = {
+    "model_type": "falcon",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "multi_query": True,
+    "hidden_size": 4544,
+    "vocab_size": 65_024,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, "model_type 'falcon' is not among"),
+        ({"model_type": None}, "lacks model_type, so its weights cannot be counted"),
+        ({"model_type": "llama", "multi_query": None, "head_dim": 64}, "lacks intermediate_size"),
+    ],
+)
+def test_on_the_command_line_the_cure_is_an_option(tmp_path, capsys, change, fault):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FALCON | change))
+    assert main(["capacity", "--model", str(path), "--gpu", "a100-80gb"]) == 2
+    error = capsys.readouterr().err
+    assert fault in error
+    assert "--kv-cache-memory-bytes 16GiB" in error
+    assert "weight_bytes" not in error
+    assert main(["capacity", "--model", str(path), "--kv-cache-memory-bytes", "16GiB"]) == 0
+
+
+def test_a_cure_that_is_an_option_stays(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FALCON | {"max_position_embeddings": None}))
+    assert main(["capacity", "--model", str(path), "--gpu", "a100-80gb"]) == 2
+    assert "give max_model_len" in capsys.readouterr().err

@@ -36,24 +36,36 @@ def command(
     Exit code 1 if the model does not fit; the report says which number to change.
     """
     from kvsim.capacity import command as capacity
+    from kvsim.memory.geometry import GeometryError
 
-    report = capacity(
-        model,
-        gpu,
-        gpu_memory_utilization=gpu_memory_utilization,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        tensor_parallel_size=tensor_parallel_size,
-        kv_cache_memory_bytes=_bytes(kv_cache_memory_bytes),
-        num_gpu_blocks_override=num_gpu_blocks_override,
-    )
+    try:
+        report = capacity(
+            model,
+            gpu,
+            gpu_memory_utilization=gpu_memory_utilization,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            tensor_parallel_size=tensor_parallel_size,
+            kv_cache_memory_bytes=_bytes(kv_cache_memory_bytes),
+            num_gpu_blocks_override=num_gpu_blocks_override,
+        )
+    except GeometryError as error:
+        raise ScenarioError(_with_an_option(str(error))) from None
     console.say(json.dumps(report.to_dict(), indent=2) if as_json else report.render())
     if not report.fits:
         raise Exit(EXIT_DOES_NOT_FIT)
+
+
+def _with_an_option(message: str) -> str:
+    """The message with a cure that the command line has: single terms can be given in Python only."""
+    fault, _, cure = message.partition(": give ")
+    if not cure.startswith(("weight_bytes", "activation_bytes")):
+        return message
+    return f"{fault}: say how much memory the KV cache has on each GPU, such as --kv-cache-memory-bytes 16GiB"
 
 
 def _bytes(text: str | None) -> int | None:
