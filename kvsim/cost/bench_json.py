@@ -21,6 +21,7 @@ from kvsim.types import ScenarioError
 _NEEDED = ("input_lens", "start_times", "ttfts", "itls")
 _SAME_STEP_S = 0.002
 """Tokens of one step reach the clients within this; streams are flushed one after another."""
+_MOST = 1e12
 _MOST_US = 100_000.0
 """No engine spends this beside the kernels of a step; times in milliseconds look like it."""
 
@@ -46,7 +47,27 @@ def read_bench(path: str | Path) -> Mapping[str, Any]:
     for name in _NEEDED:
         if len(data[name]) != num:
             raise ScenarioError(f"{path}: {name} has {len(data[name])} entries, input_lens {num}")
+    for index, (ttft, itls) in enumerate(zip(data["ttfts"], data["itls"], strict=True)):
+        if not ttft and not itls:
+            continue  # a failed request
+        for name in ("input_lens", "start_times", "ttfts"):
+            _check_number(data[name][index], f"{path}: {name}[{index}]")
+        if not isinstance(itls, list):
+            raise ScenarioError(
+                f"{path}: itls[{index}] is {itls!r}; it must be the list of the request's inter-token latencies, which "
+                f"vllm bench serve writes with --save-detailed"
+            )
+        for place, itl in enumerate(itls):
+            _check_number(itl, f"{path}: itls[{index}][{place}]")
     return data
+
+
+def _check_number(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        raise ScenarioError(
+            f"{where} is {value!r}; it must be a number, not negative (times in seconds): use the file as vllm bench "
+            f"serve --save-detailed wrote it"
+        )
 
 
 def token_times(data: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

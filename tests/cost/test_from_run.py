@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,35 @@ def test_a_benchmark_without_details_says_how_to_get_them(tmp_path: Path) -> Non
     (tmp_path / "b.json").write_text(json.dumps({"mean_ttft_ms": 3}))
     with pytest.raises(ScenarioError, match="--save-detailed"):
         bench_overhead(tmp_path / "b.json", TenMilliseconds())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("itls", ["0.01"], "itls[1][0] is '0.01'; it must be a number"),
+        ("itls", [0.01, float("nan")], "itls[1][1] is nan; it must be a number"),
+        ("itls", [0.01, -0.01], "itls[1][1] is -0.01; it must be a number, not negative"),
+        ("itls", 0.01, "itls[1] is 0.01; it must be the list"),
+        ("itls", "0.01", "itls[1] is '0.01'; it must be the list"),
+        ("start_times", "2026-01-01", "start_times[1] is '2026-01-01'; it must be a number"),
+        ("ttfts", None, "ttfts[1] is None; it must be a number"),
+        ("ttfts", [0.05], "ttfts[1] is [0.05]; it must be a number"),
+        ("input_lens", None, "input_lens[1] is None; it must be a number"),
+    ],
+)
+def test_what_a_benchmark_holds_is_checked(tmp_path: Path, name: str, value: object, said: str) -> None:
+    path = bench(tmp_path / "b.json", 0.01)
+    data = json.loads(path.read_text())
+    data[name][1] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ScenarioError, match=re.escape(f"b.json: {said}")):
+        bench_overhead(path, TenMilliseconds())
+
+
+def test_failed_requests_of_a_benchmark_are_left_out(tmp_path: Path) -> None:
+    path = bench(tmp_path / "b.json", 0.0105)
+    data = json.loads(path.read_text())
+    for name, value in (("start_times", None), ("ttfts", None), ("itls", None)):
+        data[name][1] = value
+    path.write_text(json.dumps(data))
+    assert bench_overhead(path, TenMilliseconds()).decode_step_us == pytest.approx(500, abs=1)
