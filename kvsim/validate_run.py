@@ -508,6 +508,8 @@ class Prediction:
     used_blocks: np.ndarray
     cost: KernelCost
     num_preemptions: int
+    notes: tuple[str, ...] = ()
+    """What of the workload the run did otherwise."""
 
     def metrics(self) -> dict[str, float]:
         """The comparison's metrics of the prediction."""
@@ -554,7 +556,7 @@ def predict(
     pool = Pool(scenario)
     scheduler = make_scheduler(scenario, make_allocator(scenario, pool), pool)
     cost = _kernel_cost(setting, decode_overhead_us, mixed_overhead_us, gemm_tiles)
-    source, order = _source(run, workload)
+    source, order, source_notes = _source(run, workload, setting)
     log = StepLog()
     simulation: Simulation = simulate(scheduler, cost, source, observers=(log,))
     columns = request_columns(simulation.recorder)
@@ -576,6 +578,7 @@ def predict(
         used[: len(log.end_ns)],
         cost,
         int(np.sum(columns["num_preemptions"])),
+        source_notes,
     )
 
 
@@ -622,17 +625,19 @@ def _scenario(setting: Setting) -> Any:
     ).scenario
 
 
-def _source(run: RecordedRun, workload: str | Path) -> tuple[Source, np.ndarray]:
-    """The workload's requests at the run's queue times; and the order in which they were queued."""
+def _source(run: RecordedRun, workload: str | Path, setting: Setting) -> tuple[Source, np.ndarray, tuple[str, ...]]:
+    """The workload's requests at the run's queue times; the order in which they were queued; and what differs."""
     from kvsim.workload.builder import _trace_source
     from kvsim.workload.spec import WorkloadSpec
     from kvsim.workload.streams import streams
 
-    trace, order = _queued_trace(run, workload)
-    return _trace_source(WorkloadSpec(trace=str(workload)), trace, streams(0)), order
+    trace, order, notes = _queued_trace(run, workload, setting)
+    return _trace_source(WorkloadSpec(trace=str(workload)), trace, streams(0)), order, notes
 
 
-def _queued_trace(run: RecordedRun, workload: str | Path) -> tuple[Trace, np.ndarray]:
+def _queued_trace(
+    run: RecordedRun, workload: str | Path, setting: Setting
+) -> tuple[Trace, np.ndarray, tuple[str, ...]]:
     from dataclasses import replace
 
     from kvsim.workload.traces import in_file_order, load_trace
@@ -647,11 +652,35 @@ def _queued_trace(run: RecordedRun, workload: str | Path) -> tuple[Trace, np.nda
             f"{workload}: row {int(rows[at]) + 1} has {int(trace.prompt[at])} prompt tokens, request "
             f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run"
         )
+    trace, notes = _with_outputs(run, trace, setting)
     start = run.first_queued_s
     queued = np.array([round((request.queued_s - start) * NS_PER_S) for request in run.requests], dtype=np.int64)
     order = np.argsort(queued, kind="stable")
     queued_trace = replace(trace.take(order), arrival_ns=queued[order], file_rank=None)
-    return queued_trace, order
+    return queued_trace, order, notes
+
+
+def _with_outputs(run: RecordedRun, trace: Trace, setting: Setting) -> tuple[Trace, tuple[str, ...]]:
+    """The run's own output lengths: an end-of-sequence token or max_tokens may have ended what the workload says."""
+    from dataclasses import replace
+
+    outputs = np.array([request.output_len for request in run.requests], dtype=np.int64)
+    too_long = np.flatnonzero(np.asarray(trace.prompt) + outputs > setting.max_model_len)
+    if len(too_long):
+        request = run.requests[int(too_long[0])]
+        raise ScenarioError(
+            f"{run.folder / 'requests.jsonl'}: request {request.request_id} has input_toks {request.input_len} and "
+            f"output_toks {request.output_len}, max_model_len is {setting.max_model_len}: correct the row, or "
+            f"max_model_len in meta.json"
+        )
+    num_other = int(np.sum(outputs != np.asarray(trace.output)))
+    if not num_other:
+        return trace, ()
+    stated = None if trace.max_output is None else np.maximum(trace.max_output, outputs)
+    note = (
+        f"{num_other} of {len(outputs)} requests put out more or less than the workload says: simulated as in the run"
+    )
+    return replace(trace, output=outputs, max_output=stated), (note,)
 
 
 def _workload_rows(run: RecordedRun, num_rows: int, workload: str | Path) -> np.ndarray:
@@ -701,8 +730,11 @@ class Comparison:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: `{metric: {predicted, measured, error_pct}}`."""
-        return {name: dict(values) for name, values in self.metrics.items()}
+        """The JSON form: `{metric: {predicted, measured, error_pct}}`, null where a run has no such figure."""
+        return {
+            name: {key: value if math.isfinite(value) else None for key, value in values.items()}
+            for name, values in self.metrics.items()
+        }
 
 
 def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
@@ -717,7 +749,7 @@ def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
         for name in METRICS
     }
     series, errors = _compare_series(run, prediction)
-    notes = (*prediction.setting.notes, *prediction.cost.warnings())
+    notes = (*prediction.setting.notes, *prediction.notes, *prediction.cost.warnings())
     return Comparison(metrics, series, errors, notes)
 
 

@@ -165,6 +165,60 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         load_run(tmp_path / "run")
 
 
+def change_rows(folder: Path, change: dict[int, dict[str, object]]) -> None:
+    path = folder / "requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(json.dumps(row | change.get(i, {})) for i, row in enumerate(rows)))
+
+
+def test_output_lengths_are_those_of_the_run(tmp_path: Path) -> None:
+    workload = write_run(tmp_path / "h100")
+    run = load_run(tmp_path / "h100")
+    assert predict(run, workload, setting_of(run)).notes == ()
+    change_rows(tmp_path / "h100", {2: {"output_toks": 7}, 5: {"output_toks": 33}})
+    run = load_run(tmp_path / "h100")
+    prediction = predict(run, workload, setting_of(run))
+    assert prediction.output_len.tolist() == [20, 20, 7, 20, 20, 33, *[20] * 6]
+    notes = compare(run, prediction).notes
+    assert [note for note in notes if "2 of 12 requests put out more or less than the workload says" in note]
+
+
+def test_outputs_beyond_the_model_length_are_refused(tmp_path: Path) -> None:
+    workload = write_run(tmp_path / "h100", meta={"engine_kwargs": {"model": "llama-3.1-8b", "max_model_len": 300}})
+    change_rows(tmp_path / "h100", {4: {"output_toks": 96}})
+    run = load_run(tmp_path / "h100")
+    assert predict(run, workload, setting_of(run)).output_len[4] == 96
+    change_rows(tmp_path / "h100", {4: {"output_toks": 97}})
+    run = load_run(tmp_path / "h100")
+    with pytest.raises(
+        ScenarioError, match="request bench-4 has input_toks 204 and output_toks 97, max_model_len is 300"
+    ):
+        predict(run, workload, setting_of(run))
+
+
+def test_one_token_each_has_no_time_per_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = write_run(tmp_path / "h100")
+    change_rows(tmp_path / "h100", {i: {"output_toks": 1, "last_token_ts": 5.05 + 0.1 * i} for i in range(12)})
+    command = ["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--no-plots"]
+    assert main([*command, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown["mean_tpot_ms"] == {"predicted": None, "measured": None, "error_pct": None}
+    assert main(command) == 0
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_the_command_says_which_overhead_it_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = write_simulated_run(tmp_path / "h100", (2_000, 2_000))
+    command = ["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--no-plots", "--fit"]
+    assert main(command) == 0
+    assert re.search(r"fitted to this very run: .*; \d+ of \d+ gaps used", capsys.readouterr().out)
+    assert main([*command, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["overhead"]["decode_step_us"] == pytest.approx(2_000, rel=0.1)
+    assert shown["overhead"]["num_gaps_used"] <= shown["overhead"]["num_gaps"]
+    assert abs(shown["fitted"]["makespan_s"]["error_pct"]) < 1.0
+
+
 def write_simulated_run(folder: Path, overhead_us: tuple[float, float], num: int = 60) -> Path:
     """A run that the simulator made with a known overhead (decode-only steps, steps with prompts)."""
     workload = write_run(folder, num=num)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from kvsim.cli import console
 from kvsim.cli.options import Json, NoPlots, check_input, check_output
 
 if TYPE_CHECKING:
+    from kvsim.cost.from_run import Overhead
     from kvsim.validate_run import Comparison
 
 
@@ -57,21 +59,21 @@ def command(
     fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
     if json:
         document = unfitted.as_dict()
-        console.say(
-            json_module.dumps(document if fitted is None else document | {"fitted": fitted[0].as_dict()}, indent=2)
-        )
+        if fitted is not None:
+            document |= {"fitted": fitted[0].as_dict(), "overhead": fitted[1].as_dict()}
+        console.say(json_module.dumps(document, indent=2, allow_nan=False))
         return
     console.say("\n".join(unfitted.notes))
     console.say(_text("unfitted: the profile as it is", unfitted))
     if fitted is not None:
-        console.say(_text(f"fitted to this very run: {fitted[1]}", fitted[0]))
+        console.say(_text(f"fitted to this very run: {fitted[1].short()}", fitted[0]))
     if not no_plots:
         console.say(f"\nwrote {plot}")
 
 
 def _fitted(
     run_dir: Path, workload: Path, gpu: str | None, profile: str | None, model: str | None
-) -> tuple[Comparison, str]:
+) -> tuple[Comparison, Overhead]:
     from kvsim.validate_run import compare, fit_overhead, load_run, predict, setting_of
 
     overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
@@ -84,13 +86,19 @@ def _fitted(
         mixed_overhead_us=overhead.mixed_step_us,
         gemm_tiles=overhead.gemm_tiles,
     )
-    return compare(run, prediction), overhead.short()
+    return compare(run, prediction), overhead
+
+
+_FORMS = (("predicted", "{:.6g}"), ("measured", "{:.6g}"), ("error_pct", "{:+.2f} %"))
+
+
+def _figure(value: float, form: str) -> str:
+    return form.format(value) if isfinite(value) else "-"
 
 
 def _text(title: str, comparison: Comparison) -> str:
     rows = [
-        (name, f"{values['predicted']:.6g}", f"{values['measured']:.6g}", f"{values['error_pct']:+.2f} %")
-        for name, values in comparison.metrics.items()
+        (name, *(_figure(values[key], form) for key, form in _FORMS)) for name, values in comparison.metrics.items()
     ]
     lines = [f"\n{title}", console.table(rows, ("metric", "predicted", "measured", "error"))]
     if comparison.series_error:
