@@ -79,6 +79,8 @@ def command(
         fitted = result.profile
         document |= calibration_dict(result)
         _show(json, _errors_text(result))
+        for text in result.warnings:
+            console.warn(text)
         if out is not None and not no_plots:
             document["picture"] = str(_draw(result, out))
     else:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.catalog import load_gpu
 from kvsim.cost.fit import OpFit, basis, log_features
 from kvsim.cost.forms import FORMS
-from kvsim.cost.measurements import ROW_OPS, Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.measurements import LAYER_DIMS, ROW_OPS, Group, GroupKey, Measurements, load_measurements
 from kvsim.cost.profile import Profile, version_order
 from kvsim.types import ScenarioError
 
@@ -22,6 +23,9 @@ VLLM_CUSTOM_ALL_REDUCE_BYTES = 2.0**23
 _HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
+NEEDED_OPS = ("gemm", "decode_attention", "prefill_attention")
+"""A profile without a fit of any of these prices no step."""
+_BEYOND_PEAK = 3.0
 _MIN_ROWS_FOR_CORRECTION = 12
 _LOG_PARAM_SPAN = 7.0
 _NUM_STARTS = 3
@@ -57,6 +61,8 @@ class Calibration:
     errors: tuple[ErrorLine, ...]
     held_out: tuple[tuple[str, float, float], ...]
     """(operation, measured us, predicted us)."""
+    warnings: tuple[str, ...] = ()
+    """Rows that were left out, operations that the profile lacks, and rates that no GPU of this name reaches."""
 
 
 def calibrate(
@@ -80,8 +86,13 @@ def calibrate(
     groups = _choose(data, Path(path), framework, version)
     rng = np.random.default_rng(seed)
     fits, errors, pairs = [], [], []
+    left_out = [
+        f"{path}: {count} rows of {what} left out: only 16-bit number formats are fitted"
+        for what, count in data.skipped.items()
+    ]
     for group in groups:
         if len(group.latency_us) < MIN_ROWS:
+            left_out.append(_too_few(path, group))
             continue
         fitted, lines, group_pairs = _fit_and_test(group, rng, hold_out)
         fits.append(fitted)
@@ -105,7 +116,52 @@ def calibrate(
         },
         fits=tuple(fits),
     )
-    return Calibration(profile, tuple(errors), tuple(pairs))
+    notes = (*left_out, *_unknown_models(path, groups), *_lacks(profile), *_beyond_the_datasheet(profile))
+    return Calibration(profile, tuple(errors), tuple(pairs), notes)
+
+
+def _too_few(path: str | Path, group: Group) -> str:
+    key = group.key
+    return (
+        f"{path}: {len(group.latency_us)} rows of {key.kind} ({key.kernel}, {key.framework} {key.version}) left out: "
+        f"a fit needs {MIN_ROWS} with different sizes"
+    )
+
+
+def _unknown_models(path: str | Path, groups: Sequence[Group]) -> list[str]:
+    """One line per model in `kernel` whose dimensions nobody knows: its rows price no step."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        if ":" in group.key.kind:
+            counts[group.key.kernel] = counts.get(group.key.kernel, 0) + len(group.latency_us)
+    return [
+        f"{path}: {count} rows of kernel {model!r} price no step: whole layers need an operation and a model that are "
+        f"known ({', '.join(LAYER_DIMS)}); name one of them, or measure op gemm with n and k"
+        for model, count in counts.items()
+    ]
+
+
+def _lacks(profile: Profile) -> list[str]:
+    missing = [op for op in NEEDED_OPS if profile.find(op) is None]
+    if not missing:
+        return []
+    return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
+
+
+def _beyond_the_datasheet(profile: Profile) -> list[str]:
+    """A warning where fitted rates are far beyond the GPU's peaks: latencies in another unit."""
+    try:
+        gpu = load_gpu(profile.gpu)
+    except ScenarioError:
+        return []
+    peaks = {"tflops": (gpu.peak_fp16_flops / 1e12, "TFLOP/s"), "gbps": (gpu.memory_bandwidth / 1e9, "GB/s")}
+    fit = profile.find("gemm")
+    return [
+        f"gemm: fitted {fit.params[name]:.3g} {unit}, and the datasheet of {gpu.name} has {peak:g}; latency_us must be "
+        "in microseconds"
+        for name, (peak, unit) in peaks.items()
+        if fit is not None and fit.params[name] > _BEYOND_PEAK * peak
+    ]
 
 
 def _choose(data: Measurements, path: Path, framework: str, version: str | None) -> list[Group]:
@@ -342,6 +398,7 @@ def calibration_dict(result: Calibration) -> dict[str, Any]:
         "version": result.profile.version,
         "provenance": dict(result.profile.provenance),
         "errors": [line.__dict__ for line in result.errors],
+        "warnings": list(result.warnings),
     }
 
 

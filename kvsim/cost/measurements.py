@@ -40,6 +40,9 @@ LAYER_DIMS: Mapping[str, LayerDims] = {
     "Qwen3-32B": LayerDims(5120, 25600, 64, 8, 128, 151936),
 }
 
+TWO_BYTE_FORMATS = ("bf16", "bfloat16", "fp16", "float16", "half", "f16")
+_ONE_BYTE_FORMATS = ("fp8", "int8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2")
+
 _RENAMED = {
     "input_layernorm": "layernorm",
     "post_attention_layernorm": "layernorm",
@@ -160,20 +163,24 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     """Group the rows of `path` by operation, framework, kernel and version.
 
     `gpu` picks one of several GPUs in the file. Rows of other number formats than two-byte ones (one-byte KV is
-    known) are counted in `skipped`. Raises ScenarioError with file, line and column for a value that cannot be used.
+    known; an empty `dtype` is a two-byte one) are counted in `skipped`. Raises ScenarioError with file, line and column
+    for a value that cannot be used, or if every row is skipped.
     """
     path = Path(path)
     rows = read_rows(path)
-    gpu = _the_gpu(path, rows, gpu)
+    spellings = _the_gpu(path, rows, gpu)
+    gpu = spellings[0]
     collected: dict[GroupKey, list[tuple[dict[str, float], float, str]]] = {}
     skipped: dict[str, int] = {}
     pages: dict[str, list[int]] = {}
     sources: dict[str, None] = {}
     for line, row in enumerate(rows, start=2):
-        if row["gpu"] != gpu:
+        if row["gpu"] not in spellings:
             continue
-        if row.get("dtype", "") in ("int8", "fp8", "fp8_e4m3", "nvfp4", "int4"):
-            skipped[f"{row['op']} {row['dtype']}"] = skipped.get(f"{row['op']} {row['dtype']}", 0) + 1
+        dtype = _number_format(row.get("dtype", ""))
+        if dtype and dtype not in TWO_BYTE_FORMATS:
+            name = f"{row['op'].strip()} {dtype}"
+            skipped[name] = skipped.get(name, 0) + 1
             continue
         key, columns = _classify(_Cells(path, line, row))
         latency = _Cells(path, line, row).number("latency_us", positive=True)
@@ -181,22 +188,33 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
             pages.setdefault(key.framework, []).append(int(_Cells(path, line, row).number("page_size", positive=True)))
         collected.setdefault(key, []).append((columns, latency, row["op"]))
         sources[row.get("source", "") or str(path.name)] = None
+    if not collected:
+        raise ScenarioError(
+            f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' has "
+            f"{', '.join(sorted({name.rpartition(' ')[2] for name in skipped}))}, and a profile is fitted to rows of "
+            f"{', '.join(TWO_BYTE_FORMATS)}"
+        )
     groups = [_merge(key, collected[key], gpu) for key in sorted(collected)]
     num_rows = sum(len(v) for v in collected.values())
     block_sizes = {name: max(sorted(set(sizes)), key=sizes.count) for name, sizes in pages.items()}
     return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped)
 
 
-def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> str:
+def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> list[str]:
+    """All spellings of the one GPU whose rows are meant."""
     names = sorted({row["gpu"] for row in rows})
     if wanted is not None:
-        for name in names:
-            if _plain(name) == _plain(wanted):
-                return name
-        raise ScenarioError(f"{path}: no row has gpu {wanted!r}; it has {', '.join(names)}")
-    if len(names) > 1:
+        found = [name for name in names if _plain(name) == _plain(wanted)]
+        if not found:
+            raise ScenarioError(f"{path}: no row has gpu {wanted!r}; it has {', '.join(names)}")
+        return found
+    if len({_plain(name) for name in names}) > 1:
         raise ScenarioError(f"{path}: rows of several GPUs ({', '.join(names)}): name one with --gpu")
-    return names[0]
+    return names
+
+
+def _number_format(text: str) -> str:
+    return text.strip().lower().removeprefix("torch.")
 
 
 def _plain(name: str) -> str:
@@ -245,7 +263,7 @@ def _classify(cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
 
 def _attention_columns(op: str, cells: _Cells) -> dict[str, float]:
     columns = {name: cells.number(name, positive=True) for name in ("heads", "kv_heads", "head_dim")}
-    columns["kv_bytes"] = 1.0 if cells.text("kv_dtype") in ("fp8", "int8", "fp8_e4m3") else 2.0
+    columns["kv_bytes"] = 1.0 if _number_format(cells.text("kv_dtype")) in _ONE_BYTE_FORMATS else 2.0
     if op == "decode_attention":
         columns["batch"] = cells.number("batch", positive=True)
         columns["ctx_len"] = cells.number("ctx_len", positive=True)

@@ -102,6 +102,40 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert load_measurements(path).num_rows == 52
 
 
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = gemm_rows()
+    few = [row | {"version": "2.0"} for row in rows[:5]]
+    strange = [row | {"op": "qkv_proj", "kernel": "Other-7B", "tokens": 2**i} for i, row in enumerate(rows[:9])]
+    other = [row | {"dtype": dtype} for row in rows[:3] for dtype in ("float8_e4m3fn", "fp32")]
+    path = write(tmp_path / "x.csv", rows + few + strange + other)
+    assert main(["calibrate", str(path)]) == 0
+    shown = capsys.readouterr().err
+    assert "3 rows of gemm float8_e4m3fn left out" in shown
+    assert "3 rows of gemm fp32 left out" in shown
+    assert "5 rows of gemm (mm, vllm 2.0) left out: a fit needs 8" in shown
+    assert "9 rows of kernel 'Other-7B' price no step" in shown
+    assert "no fit of decode_attention, prefill_attention" in shown
+    with pytest.raises(
+        ScenarioError, match=r"x\.csv: no row of X1 has a 16-bit .* has float8_e4m3fn, fp32, and .*bf16"
+    ):
+        load_measurements(write(tmp_path / "x.csv", other))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "unit", "is_warned"), [("RTX4090", 1e-3, True), ("RTX4090", 1, False), ("X1", 1e-3, False)]
+)
+def test_rates_beyond_the_datasheet_are_questioned(tmp_path: Path, gpu: str, unit: float, is_warned: bool) -> None:
+    rows = [row | {"gpu": gpu, "latency_us": unit * float(str(row["latency_us"]))} for row in gemm_rows()]
+    found = calibrate(write(tmp_path / "x.csv", rows)).warnings
+    assert any("must be in microseconds" in text for text in found) == is_warned
+
+
+def test_all_spellings_of_a_gpu_are_one(tmp_path: Path) -> None:
+    rows = [row | {"gpu": ("RTX 4090", "RTX4090")[i % 2]} for i, row in enumerate(gemm_rows())]
+    path = write(tmp_path / "x.csv", rows)
+    assert load_measurements(path, "rtx-4090").num_rows == load_measurements(path).num_rows == len(rows)
+
+
 def test_equal_rows_count_once(tmp_path: Path) -> None:
     rows = gemm_rows()
     (group,) = load_measurements(write(tmp_path / "x.csv", rows + rows)).groups
