@@ -58,7 +58,7 @@ def command(
     ] = None,
 ) -> None:
     """Describe a request trace: lengths, rate, burstiness, and what a prefix cache of which size could find in it."""
-    from kvsim.workload.trace_convert import write_trace
+    from kvsim.workload.trace_convert import lost_columns, write_trace
     from kvsim.workload.trace_report import picture as draw
     from kvsim.workload.trace_report import render, trace_report
     from kvsim.workload.traces import load_trace
@@ -87,6 +87,9 @@ def command(
         draw(report, picture)
     if to is not None:
         write_trace(trace, to)
+        if lost := lost_columns(trace, to):
+            kind = "Mooncake's lines" if str(to).endswith(".jsonl") else "a plain CSV"
+            console.warn(f"{to}: {kind} cannot hold {', '.join(lost)}, which are lost")
 
 
 def _capacities(texts: list[str] | None) -> list[int | None] | None:

@@ -23,6 +23,22 @@ _CSV_COLUMNS = {
 _CODES = frozenset({"prefix_group", "session"})
 
 
+def lost_columns(trace: Trace, path: str | Path) -> list[str]:
+    """What the format of `path` cannot hold of this trace, by the names of our plain CSV."""
+    if not str(path).endswith(".jsonl"):
+        return [] if trace.hash_ids is None else ["hash_ids"]
+    unsaid = {
+        "max_output_tokens": trace.output,  # unstated, the output itself is the maximum
+        "prefix_group": -1,
+        "prefix_tokens": 0,
+        "n": 1,
+        "priority": 0,
+        "session": -1,
+    }
+    columns = {name: getattr(trace, fills) for name, fills in _CSV_COLUMNS.items()}
+    return [name for name, values in columns.items() if values is not None and bool((values != unsaid[name]).any())]
+
+
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write the trace to `path`: `.jsonl` as Mooncake's lines, anything else as a plain CSV (hash ids are lost there).
 

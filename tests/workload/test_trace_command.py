@@ -94,6 +94,35 @@ def test_a_converted_trace_is_the_same(name: str, target: str, tmp_path: Path) -
         assert before is None or before.tolist() == after.tolist(), column
 
 
+PLAIN = "arrival_s,prompt_tokens,output_tokens,max_output_tokens,prefix_group,prefix_tokens,n,priority,session\n"
+LINE = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "lost"),
+    [
+        (
+            PLAIN + "0,8,2,4,a,3,2,1,b\n",
+            "x.jsonl",
+            "max_output_tokens, prefix_group, prefix_tokens, n, priority, session",
+        ),
+        (PLAIN + "0,8,2,4,,0,1,0,\n", "x.jsonl", "max_output_tokens,"),
+        (PLAIN + "0,8,2,2,,0,1,0,\n", "x.jsonl", ""),
+        (PLAIN + "0,8,2,4,a,3,2,1,b\n", "x.csv", ""),
+        (LINE, "x.csv", "hash_ids"),
+        (LINE, "x.jsonl", ""),
+    ],
+)
+def test_what_a_format_cannot_hold_is_said(
+    text: str, target: str, lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace").write_text(text)
+    assert main(["trace", str(tmp_path / "trace"), "--to", str(tmp_path / target)]) == 0
+    warning = capsys.readouterr().err
+    assert ("cannot hold" in warning) == bool(lost)
+    assert lost in warning
+
+
 @given(times=st.lists(st.integers(0, 10**15), min_size=1, max_size=20))
 def test_times_survive_to_the_nanosecond(times: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     import numpy as np
