@@ -15,6 +15,7 @@ from kvsim.cost.forms import FORMS
 from kvsim.types import ScenarioError
 
 FORMAT_VERSION = 1
+BASES = ("exponential", "matern32")
 _LARGEST = 1e300
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "catalog" / "profiles"
 
@@ -111,8 +112,31 @@ def load_profile(name_or_path: str | Path) -> Profile:
         raise ScenarioError(f"{path}: not readable as YAML: {error}") from None
     try:
         return _from_dict(data)
+    except _BadEntry as error:
+        raise ScenarioError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ScenarioError(f"{path}: not a kvsim cost profile ({type(error).__name__}: {error})") from None
+
+
+class _BadEntry(Exception):
+    """A value that no profile has, named by its key."""
+
+
+_MAY_BE_ZERO = ("per_gpu_limits", "switch_bytes")
+
+
+def _check_texts(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in keys:
+        if not isinstance(data[key], str):
+            raise _BadEntry(f"{where}{key} is {data[key]!r}; it must be a text (write it in quotes)")
+
+
+def _check_params(params: Mapping[str, float], where: str) -> None:
+    """Rates divide and times add up: zero or less is no fit of anything."""
+    for name, value in params.items():
+        if value < 0 or (value == 0 and name not in _MAY_BE_ZERO and not name.endswith("_us")):
+            least = "of at least 0" if name in _MAY_BE_ZERO or name.endswith("_us") else "above 0"
+            raise _BadEntry(f"{where}.{name} is {value!r}; it must be a number {least}")
 
 
 def _from_dict(data: Mapping[str, Any]) -> Profile:
@@ -120,6 +144,10 @@ def _from_dict(data: Mapping[str, Any]) -> Profile:
         raise ValueError(f"format {data['format']!r}, this kvsim reads {FORMAT_VERSION}")
     overhead = data.get("overhead") or {}
     _check_numbers({key: value for key, value in overhead.items() if key.endswith("_us")}, "overhead")
+    for key, value in overhead.items():
+        if key.endswith("_us") and value < 0:
+            raise _BadEntry(f"overhead.{key} is {value!r}; it must be a number of at least 0")
+    _check_texts(data, ("name", "gpu", "framework"), "")
     return Profile(
         name=data["name"],
         gpu=data["gpu"],
@@ -153,6 +181,12 @@ def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
         raise ValueError(f"{where}: correction.points holds a value that is no finite number")
     _check_numbers(entry["params"], f"{where}: params")
     _check_numbers(entry["correction"]["scales"], f"{where}: correction.scales")
+    _check_params(entry["params"], f"{where}: params")
+    _check_texts(entry, ("kind", "kernel", "framework"), f"{where}: ")
+    if entry["correction"]["basis"] not in BASES:
+        raise _BadEntry(
+            f"{where}: correction.basis is {entry['correction']['basis']!r}; it must be one of {', '.join(BASES)}"
+        )
     return OpFit(
         op=entry["op"],
         kind=entry["kind"],

@@ -58,3 +58,28 @@ def test_the_newest_version_is_the_one_with_the_largest_numbers() -> None:
     found = Profile("mine", "X1", fit.framework, "0.20.0", fits).find("decode_attention")
     assert found is not None
     assert found.version == "0.14.0"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ("params.gbps", 0, "params.gbps is 0; it must be a number above 0"),
+        ("params.gbps", -1.0, "params.gbps is -1.0; it must be a number above 0"),
+        ("params.launch_us", -1, "params.launch_us is -1; it must be a number of at least 0"),
+        ("correction.basis", "gauss", "correction.basis is 'gauss'; it must be one of exponential, matern32"),
+        ("kernel", 5, "kernel is 5; it must be a text"),
+        ("overhead", {"decode_step_us": -1}, "overhead.decode_step_us is -1; it must be a number of at least 0"),
+        ("gpu", 4090, "gpu is 4090; it must be a text"),
+    ],
+)
+def test_values_of_no_profile_are_named(profile: Path, place: str, value: object, problem: str) -> None:
+    data = yaml.safe_load(profile.read_text())
+    entry = data if place in data else data["fits"][0]
+    *folders, key = place.split(".")
+    for folder in folders:
+        entry = entry[folder]
+    entry[key] = value
+    profile.write_text(yaml.safe_dump(data))
+    with pytest.raises(ScenarioError, match=r"mine\.yaml: ") as caught:
+        load_profile(profile)
+    assert problem in str(caught.value)
