@@ -71,6 +71,11 @@ class Request:
         return self.sample_lens[sample] if self.sample_lens else self.output_len
 
     @property
+    def longest_output_len(self) -> int:
+        """Output tokens of the longest sample."""
+        return max(self.sample_lens) if self.sample_lens else self.output_len
+
+    @property
     def max_stored_tokens(self) -> int:
         """Slots one sequence needs at most: the KV of the last generated token is never computed."""
         return self.prompt_len + self.max_output_len - 1

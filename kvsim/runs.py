@@ -208,7 +208,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
     )
-    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_late_warnings(summary)]
+    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_late_warnings(summary, simulation.recorder.ended.num_cut)]
     result = RunResult(
         summary,
         None,
@@ -240,7 +240,7 @@ UTILIZATION_GAP = 0.1
 """How far below its theory block utilization may be before the summary says so."""
 
 
-def _late_warnings(summary: dict[str, Any]) -> Iterable[str]:
+def _late_warnings(summary: dict[str, Any], num_cut: int) -> Iterable[str]:
     measured, theory = summary["block_utilization"], summary["block_utilization_theory"]
     if (
         measured is not None
@@ -252,6 +252,8 @@ def _late_warnings(summary: dict[str, Any]) -> Iterable[str]:
             f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
             "requests end early, are preempted or aborted"
         )
+    if num_cut:
+        yield f"{num_cut} outputs were cut where prompt and output together reach scheduler.max_model_len"
     if summary["num_rejected"]:
         yield f"{summary['num_rejected']} requests can never be served and were rejected: see reason in requests.csv"
 

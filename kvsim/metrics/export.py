@@ -108,7 +108,7 @@ def request_columns(recorder: Recorder) -> dict[str, Column]:
     arrival, scheduled = field("arrival_ns"), field("first_scheduled_ns")
     first, finish, num_gaps = field("first_token_ns"), field("finish_ns"), field("longest_output") - 1
     codes = field("status")
-    done = codes == STATUS_CODE[Status.FINISHED]
+    done, is_rejected = codes == STATUS_CODE[Status.FINISHED], codes == STATUS_CODE[Status.REJECTED]
     columns: dict[str, Column] = {
         "request_id": [ended.request_ids[place] for place in places],
         "arrival_s": arrival / NS_PER_S,
@@ -118,7 +118,7 @@ def request_columns(recorder: Recorder) -> dict[str, Column]:
         "reason": [ended.reasons[place] for place in places],
         "first_scheduled_s": np.where(scheduled != NEVER, scheduled / NS_PER_S, np.nan),
         "first_token_s": np.where(first != NEVER, first / NS_PER_S, np.nan),
-        "finish_s": np.where(finish != NEVER, finish / NS_PER_S, np.nan),
+        "finish_s": np.where((finish != NEVER) & ~is_rejected, finish / NS_PER_S, np.nan),
         "ttft_ms": np.where(first != NEVER, (first - arrival) / NS_PER_MS, np.nan),
         "tpot_ms": np.where(done & (num_gaps > 0), (finish - first) / np.maximum(num_gaps, 1) / NS_PER_MS, np.nan),
         "e2el_ms": np.where(done, (finish - arrival) / NS_PER_MS, np.nan),

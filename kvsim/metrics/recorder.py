@@ -19,7 +19,7 @@ from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable
 from kvsim.metrics.ledger import Ledger, Parts, check_parts, recount
 from kvsim.request import Request, Sequence, Status
 from kvsim.scheduling.interface import Scheduler
-from kvsim.scheduling.plan import Admission, PrefillChunk, Rejection, StepOutcome, StepPlan
+from kvsim.scheduling.plan import Admission, Preemption, PrefillChunk, Rejection, StepOutcome, StepPlan, pushed_out
 from kvsim.types import LawViolation, Ns
 
 STEP_FIELDS = (
@@ -226,8 +226,8 @@ class Recorder:
         """Requests that changed their place in this plan, and what is computed again."""
         for rejection in plan.rejected:
             self._on_rejected(rejection, now)
-        for preemption in plan.preempted:
-            self._on_preempted(preemption.seq, preemption.num_stored_tokens, preemption.is_swap)
+        if plan.preempted:
+            self._on_preempted(plan.preempted)
         for admission in plan.admitted:
             self._on_admitted(admission, now)
         for seq in plan.resumed:
@@ -248,14 +248,15 @@ class Recorder:
             self.gaps.on_stop(rejection.seq)
             self._end(log, Status.REJECTED, rejection.reason, now)
 
-    def _on_preempted(self, seq: Sequence, num_stored: int, is_swap: bool) -> None:
-        self.totals.num_preemptions += 1
-        self.live[seq.request.request_id].num_preemptions += 1
-        self.gaps.on_pause(seq)
-        if not is_swap:
-            seq_id = seq.seq_id
-            if num_stored > self._high_water.get(seq_id, 0):
-                self._high_water[seq_id] = num_stored
+    def _on_preempted(self, preempted: tuple[Preemption, ...]) -> None:
+        """Samples that go together are one preemption."""
+        for group in pushed_out(preempted):
+            self.totals.num_preemptions += 1
+            self.live[group.request.request_id].num_preemptions += 1
+        for seq, is_swap, num_stored in preempted:
+            self.gaps.on_pause(seq)
+            if not is_swap and num_stored > self._high_water.get(seq.seq_id, 0):
+                self._high_water[seq.seq_id] = num_stored
 
     def _on_admitted(self, admission: Admission, now: Ns) -> None:
         seq = admission.seq
@@ -285,7 +286,7 @@ class Recorder:
     def _on_forked_growth(self, plan: StepPlan) -> None:
         """Forked requests share blocks: count the distinct ones."""
         block_table = self.scheduler.allocator.block_table
-        for request_id in dict.fromkeys(seq.request.request_id for seq in plan.grown):
+        for request_id in dict.fromkeys(seq.request.request_id for seq in (*plan.grown, *plan.resumed)):
             log = self.live[request_id]
             if log.sequences is not None:
                 on_gpu = [seq.seq_id for seq in log.sequences if seq.status is Status.RUNNING]
@@ -294,8 +295,8 @@ class Recorder:
 
     def _on_copies(self, plan: StepPlan) -> None:
         copied = {copy.dst for copy in plan.copies}
-        for seq in plan.grown:
-            if self.scheduler.allocator.block_table(seq.seq_id)[-1] in copied:
+        for seq in dict.fromkeys((*plan.grown, *plan.resumed)):
+            if not copied.isdisjoint(self.scheduler.allocator.block_table(seq.seq_id)):
                 self.live[seq.request.request_id].num_cow_copies += 1
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
@@ -344,7 +345,7 @@ class Recorder:
             num_swapped,
             shape.num_prefill_tokens if prefills else 0,
             num_decodes,
-            len(preempted),
+            len(pushed_out(preempted)) if preempted else 0,
             num_used,
             *parts,
             num_copies,
@@ -521,8 +522,10 @@ class Gaps:
         self._paused.pop(seq.seq_id, None)
 
     def on_skipped(self, skipped: tuple[Sequence, ...]) -> None:
+        """They go on from their last token; in asynchronous scheduling the first one may still be in flight."""
         for seq in skipped:
-            self._fresh.setdefault(seq.seq_id, self._last_tick_ns)
+            if seq.num_output_tokens > 0 and seq.seq_id not in self._paused:
+                self._fresh.setdefault(seq.seq_id, self._last_tick_ns)
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
         for seq in outcome.delivered:
@@ -615,11 +618,14 @@ class EndedRequests:
         self.request_ids: list[str] = []
         self.reasons: list[str] = []
         self.count: dict[str, int] = dict.fromkeys(STATUSES, 0)
+        self.num_cut = 0
+        """Finished requests that met `max_model_len` before they had said all they had to say."""
 
     def add(self, log: RequestLog, status: str) -> None:
         """A request is over, or the run is."""
         request = log.request
         self.count[status] += 1
+        self.num_cut += status == Status.FINISHED and log.longest_output < request.longest_output_len
         row: tuple[int, ...] = (
             STATUS_CODE[status],
             request.arrival_ns,

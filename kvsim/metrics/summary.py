@@ -123,7 +123,7 @@ def _counts(recorder: Recorder, num_requests: int) -> dict[str, Any]:
 
 def _throughput(requests: RequestColumns, recorder: Recorder, goals: Goals, end_ns: int) -> dict[str, Any]:
     arrivals = requests["arrival_ns"][requests.arrived]
-    is_cut = any(recorder.ended.count.get(status, 0) for status in UNFINISHED)
+    is_cut = any(recorder.ended.count.get(status, 0) for status in (*UNFINISHED, NOT_ARRIVED))
     last_ns = end_ns if is_cut else _last_token_ns(requests)
     duration_s = max(0, last_ns - int(arrivals.min())) / NS_PER_S if len(arrivals) and last_ns != NEVER else 0.0
     completed = int(requests.completed.sum())

@@ -156,7 +156,7 @@ class _Limits(Block):
     max_num_batched_tokens: Count | None = None
     """Tokens computed in one step; null: no limit."""
     max_model_len: Count | None = None
-    """Prompt and output together; null: the model's, or the KV cache if that is smaller."""
+    """Prompt and output together; null: the model's. A prompt that reaches it is rejected; an output ends there."""
 
 
 class ContinuousScheduler(_Limits):

@@ -126,6 +126,11 @@ class EngineState:
         self._num_fruitless = 0
         """Preemptions since the last token that anybody emitted."""
 
+    @property
+    def may_preempt(self) -> bool:
+        """A running sequence may lose its blocks, and compute all its tokens again at once."""
+        return self.reservation is None
+
     def _can_grow_plainly(self) -> bool:
         """A member of the calendar that crosses takes exactly one block, and nobody asks for detail or the order."""
         is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
@@ -171,9 +176,10 @@ class EngineState:
         if self.upstream_faults:
             return None
         stored = self._max_stored_tokens(request)
-        if not self.enable_chunked_prefill and stored > self.max_num_batched_tokens:
+        at_once = stored if self.may_preempt else request.prompt_len
+        if not self.enable_chunked_prefill and at_once > self.max_num_batched_tokens:
             return (
-                f"may have to compute {stored} tokens at once, "
+                f"may have to compute {at_once} tokens at once, "
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and enable_chunked_prefill is off"
             )
         if (num_seats := group.num_seats) > self.max_num_seqs:
@@ -192,16 +198,18 @@ class EngineState:
         needed = self._num_worst_blocks(group, stored)
         if needed <= allocator.num_blocks and allocator.can_allocate(stored) is not AllocStatus.NEVER:
             return None
-        return f"needs {needed} blocks ({stored} slots), the pool has {allocator.num_blocks}"
+        slots = f"{stored} slots" if group.num_seats == 1 else f"{group.num_seats} sequences of {stored} slots"
+        return f"needs {needed} blocks ({slots}), the pool has {allocator.num_blocks}"
 
     def _num_worst_blocks(self, group: Group, stored: int) -> int:
         """Blocks a group holds at its end if its sequences share the full blocks of the prompt and nothing else.
 
         With a sliding window a table goes round in a ring: what is written behind the prompt is not shared either.
         """
-        size = self.allocator.block_size
-        num_blocks, num_shared = -(-stored // size), group.request.prompt_len // size
-        num_own = num_blocks - num_shared
+        size, prompt_len = self.allocator.block_size, group.request.prompt_len
+        num_blocks, num_shared = -(-stored // size), prompt_len // size
+        # Samples of one token write nothing behind the prompt, and share all of it.
+        num_own = num_blocks - num_shared if stored > prompt_len else 0
         if window := getattr(self.allocator, "window_blocks", 0):
             num_blocks, num_own = min(num_blocks, window), min(num_own, window)
         return num_blocks + (group.num_seats - 1) * num_own

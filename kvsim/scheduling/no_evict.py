@@ -11,6 +11,8 @@ from kvsim.scheduling.paged import PagedScheduler
 class NoEvictScheduler(PagedScheduler):
     """Engine `no-evict`: blocks for prompt + max output (of every sequence) are promised at admission."""
 
+    may_preempt = False
+
     @property
     def num_promised_blocks(self) -> int:
         """Blocks that the running requests may come to hold, those they hold included."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvsim.memory.interface import BlockCopy, BlockMove, RegionMove
-from kvsim.request import Sequence
+from kvsim.request import Group, Sequence
 from kvsim.types import BlockId
 
 
@@ -37,6 +37,11 @@ class Preemption(NamedTuple):
     is_swap: bool
     num_stored_tokens: int
     """Stored tokens it had: what recompute throws away."""
+
+
+def pushed_out(preempted: tuple[Preemption, ...]) -> list[Group]:
+    """The groups that were preempted, each once however many samples it runs."""
+    return list(dict.fromkeys(preemption.seq.group for preemption in preempted if preemption.seq.group))
 
 
 class Rejection(NamedTuple):

@@ -222,6 +222,7 @@ class VllmV0Scheduler:
             self.num_steps,
             self.allocator.num_logical_blocks,
             num_running=len(self.running),
+            num_sequences=self.calendar.num_seqs + len(self._stepwise_sequences()),
             num_waiting=len(self.waiting),
             num_swapped=len(self.swapped),
         )

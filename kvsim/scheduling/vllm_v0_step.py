@@ -78,7 +78,14 @@ class StepDraft:
         self.num_table_updates += num_entries
 
     def plan(
-        self, step: int, num_table_entries: int, *, num_running: int, num_waiting: int, num_swapped: int
+        self,
+        step: int,
+        num_table_entries: int,
+        *,
+        num_running: int,
+        num_sequences: int,
+        num_waiting: int,
+        num_swapped: int,
     ) -> StepPlan:
         return StepPlan(
             step=step,
@@ -96,7 +103,7 @@ class StepDraft:
             swap_in=tuple(self.swap_in),
             table_updates=tuple(self.table_updates),
             num_running=num_running,
-            num_sequences=self.num_decodes + len(self.prefills),
+            num_sequences=num_sequences,
             num_waiting=num_waiting,
             num_swapped=num_swapped,
             waits_for_memory=self.waits_for_memory,
