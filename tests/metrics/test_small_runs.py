@@ -1,0 +1,97 @@
+"""Small runs whose counts were worked out by hand: what a request, a step and the summary say is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvsim
+from kvsim.result import RunResult
+
+
+def run(engine: str, requests: list[tuple[float, int, int, int]], blocks: int, size: int, **values: Any) -> RunResult:
+    """Requests are (arrival in s, prompt, output, samples); a step takes 1 ms."""
+    scenario = {
+        "engine": engine,
+        "model": {
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "num_attention_heads": 1,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "vocab_size": 100,
+            "max_position_embeddings": 100_000,
+        },
+        "memory": {"num_gpu_blocks_override": blocks},
+        "allocator": {"block_size": size},
+        "workload": {
+            "requests": [
+                {"arrival_s": arrival_s, "prompt_tokens": prompt, "output_tokens": output, "n": n}
+                for arrival_s, prompt, output, n in requests
+            ]
+        },
+        "cost": {"type": "linear", "step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    return kvsim.run(scenario, **values)
+
+
+def test_a_single_token_has_no_gap_before_it_whatever_was_before() -> None:
+    """Asynchronous scheduling leaves a sequence out of a plan before its first token is delivered."""
+    summary = run("vllm-v1-async", [(0, 4, 2, 1), (100, 4, 1, 1)], 20, 8).summary
+    assert (summary["num_itl"], summary["mean_itl_ms"], summary["p99_itl_ms"]) == (1, 1.0, 1.0)
+
+
+def test_samples_pushed_out_together_are_one_preemption_and_copies_are_counted_with_growth() -> None:
+    """A chunk after the preemption copies the shared tail and takes a further block."""
+    result = run("paged", [(0, 1, 3, 1), (0, 6, 3, 2)], 4, 7)
+    assert result.summary["num_preemptions"] == 1
+    assert list(result.requests["num_preemptions"]) == [0, 1]
+    assert int(result.steps["num_preempted"].sum()) == 1
+    assert result.summary["num_cow_copies"] == 2
+    assert list(result.requests["num_cow_copies"]) == [0, 2]
+
+
+def test_a_copy_at_the_swap_in_is_the_requests_and_shows_in_its_peak() -> None:
+    result = run("vllm-v0", [(0, 1, 2, 1), (0, 1, 2, 2)], 2, 2, **{"memory.num_cpu_blocks_override": 4})
+    assert result.summary["num_cow_copies"] == 1
+    assert list(result.requests["num_cow_copies"]) == [0, 1]
+    assert list(result.requests["peak_blocks"]) == [1, 2]
+
+
+def test_decoding_sequences_run_during_a_prompt_step() -> None:
+    summary = run("vllm-v0", [(0, 3, 4, 1), (0, 2, 3, 1)], 5, 2).summary
+    assert summary["sequences_mean"] == summary["running_mean"] == pytest.approx(1.6)
+    assert summary["block_utilization_theory"] == pytest.approx(0.75)
+
+
+def test_duration_goes_to_a_horizon_that_cuts_off_arrivals() -> None:
+    summary = run("paged", [(0, 4, 2, 1), (1, 4, 2, 1)], 10, 4, horizon="0.5s").summary
+    assert (summary["num_unfinished"], summary["duration"], summary["output_throughput"]) == (1, 0.5, 4.0)
+
+
+@pytest.mark.parametrize("engine", ["orca-oracle", "no-evict"])
+def test_who_never_recomputes_needs_a_budget_for_the_prompt_alone(engine: str) -> None:
+    limits = {"scheduler.enable_chunked_prefill": False, "scheduler.max_num_batched_tokens": 3}
+    result = run(engine, [(0, 3, 2, 1)], 10, 4, **limits, **{"scheduler.max_num_seqs": 2})
+    assert result.summary["completed"] == 1
+
+
+@pytest.mark.parametrize("engine", ["paged", "no-evict"])
+def test_samples_of_one_token_share_the_whole_prompt(engine: str) -> None:
+    result = run(engine, [(0, 29, 1, 2)], 10, 3)
+    assert (result.summary["completed"], list(result.requests["peak_blocks"])) == (1, [10])
+
+
+def test_a_rejected_request_has_no_end_and_its_reason_counts_sequences() -> None:
+    result = run("paged", [(0, 4, 9, 2)], 3, 4)
+    assert list(result.requests["finish_s"].isna()) == [True]
+    assert result.requests["reason"][0] == "needs 5 blocks (2 sequences of 12 slots), the pool has 3"
+
+
+def test_outputs_that_meet_max_model_len_are_told() -> None:
+    result = run("paged", [(0, 4, 9, 1), (0, 4, 2, 1)], 9, 4, **{"scheduler.max_model_len": 8})
+    assert list(result.requests["output_tokens"]) == [4, 2]
+    cut = "1 outputs were cut where prompt and output together reach scheduler.max_model_len"
+    assert cut in result.summary["warnings"]
