@@ -208,7 +208,8 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
     )
-    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_late_warnings(summary, simulation.recorder.ended.num_cut)]
+    late = _late_warnings(summary, simulation.recorder.ended.num_cut)
+    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *late]
     result = RunResult(
         summary,
         None,
