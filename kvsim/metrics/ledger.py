@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kvsim.memory.interface import KVAllocator, Usage
-from kvsim.request import Sequence, Status
+from kvsim.request import Group, Sequence, Status
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import LawViolation
@@ -296,10 +296,38 @@ class _Promises(NamedTuple):
 def _promises(scheduler: Any) -> _Promises:
     allocator = scheduler.allocator
     num_slots = (scheduler.num_promised_blocks - allocator.usage().num_used) * allocator.block_size
-    holders = [seq for seq in scheduler.live_sequences() if allocator.has_table(seq.seq_id)]
-    growth = sum(max(0, seq.final_len - allocator.num_slots(seq.seq_id)) for seq in holders)
-    to_be_filled = min(growth, num_slots)
+    scheduler.running_sequences()  # settles their counters
+    to_be_filled = min(sum(_num_to_fill(group, allocator) for group in scheduler.running.values()), num_slots)
     return _Promises(to_be_filled, num_slots - to_be_filled)
+
+
+def _num_to_fill(group: Group, allocator: KVAllocator) -> int:
+    """Slots that the members of a group will fill in blocks that they do not hold yet.
+
+    Those are the blocks they grow by, and copies of a partly filled tail that they share: each sample that writes
+    there copies it but the last one. What beams will share is not foreseen.
+    """
+    size, prompt_len = allocator.block_size, group.request.prompt_len
+    num_slots = 0
+    tails: dict[int, list[Sequence]] = {}
+    for seq in group.seqs:
+        held = allocator.num_slots(seq.seq_id)
+        num_slots += max(0, seq.final_len - held)
+        if seq.num_computed_tokens < min(held, seq.final_len) and not group.unforked:
+            tails.setdefault(allocator.block_table(seq.seq_id)[-1], []).append(seq)
+    for seq in group.unforked:
+        num_slots += max(0, seq.final_len - -(-prompt_len // size) * size)
+    if group.unforked and prompt_len % size:
+        tails[-1] = [seq for seq in group.members if seq.final_len > prompt_len]
+    for sharers in tails.values() if not group.is_beam else ():
+        num_slots += sum(_num_in_copy(seq, prompt_len, size) for seq in sharers[:-1])
+    return num_slots
+
+
+def _num_in_copy(seq: Sequence, prompt_len: int, size: int) -> int:
+    """Slots that a sample comes to fill in its own copy of the prompt's last block."""
+    start = prompt_len - prompt_len % size
+    return min(start + size, seq.final_len) - start
 
 
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:

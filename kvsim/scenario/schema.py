@@ -126,7 +126,7 @@ class PagedMemory(Block):
     block_size: Annotated[Int, Field(ge=1, le=1_048_576)] = 16
     """Tokens per block."""
     watermark: Annotated[Number, Field(ge=0, lt=1)] = 0.01
-    """Share of blocks that an admission must leave free."""
+    """Share of blocks, rounded down, that an admission must leave free; nothing while nobody runs."""
     enable_prefix_caching: Bool = False
     """Blocks keep their content when freed, and are found again by it."""
     free_list: Literal["fifo", "lifo", "lru", "exclusive_first"] = "fifo"
@@ -174,7 +174,7 @@ class ContinuousScheduler(_Limits):
     prefill_first: Bool = False
     """Prompts are computed before decodes go on, in steps of their own."""
     long_prefill_token_threshold: CountOrZero = 0
-    """Longest chunk of one prompt in a step; 0: no limit."""
+    """Longest chunk of one prompt in a step, as long as another request is there; 0: no limit."""
     reservation: Literal["max", "pow2", "oracle"] | None = None
     """Contiguous memory only: slots set aside for a request."""
     victim: _choice_or_path("last_admitted", "least_urgent") | None = None  # type: ignore[valid-type]
@@ -204,7 +204,7 @@ class NoEvictScheduler(_Limits):
     prefill_first: Bool = False
     """Prompts are computed before decodes go on, in steps of their own."""
     long_prefill_token_threshold: CountOrZero = 0
-    """Longest chunk of one prompt in a step; 0: no limit."""
+    """Longest chunk of one prompt in a step, as long as another request is there; 0: no limit."""
 
 
 class VllmV0Scheduler(_Limits):
@@ -228,7 +228,7 @@ class VllmV1Scheduler(_Limits):
     enable_chunked_prefill: Bool = True
     """A prompt may be computed over several steps."""
     long_prefill_token_threshold: CountOrZero = 0
-    """Longest chunk of one prompt in a step; 0: no limit."""
+    """Longest chunk of one prompt in a step, as long as another request is there; 0: no limit."""
     scheduler_reserve_full_isl: Bool = True
     """A request is admitted only if its whole prompt fits, not just its first chunk."""
     max_loras: CountOrZero = 0

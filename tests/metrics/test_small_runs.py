@@ -95,3 +95,15 @@ def test_outputs_that_meet_max_model_len_are_told() -> None:
     assert list(result.requests["output_tokens"]) == [4, 2]
     cut = "1 outputs were cut where prompt and output together reach scheduler.max_model_len"
     assert cut in result.summary["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "size", "reserved", "internal"), [(2, 3, 1, [4, 2, 0], [0, 0, 0]), (6, 6, 4, [12], [2])]
+)
+def test_what_is_promised_to_samples_is_reserved_as_far_as_they_will_fill_it(
+    prompt: int, output: int, size: int, reserved: list[int], internal: list[int]
+) -> None:
+    """Before the fork, too: the second sample's own blocks, and its copy of the prompt's last one."""
+    steps = run("no-evict", [(0, prompt, output, 2)], 10, size).steps
+    assert list(steps["reserved"][: len(reserved)]) == reserved
+    assert list(steps["internal_frag"][: len(internal)]) == internal
