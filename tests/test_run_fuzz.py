@@ -100,6 +100,19 @@ def request(prompt: int, output: int, **more: Any) -> Scenario:
     return {"prompt_tokens": prompt, "output_tokens": output, **more}
 
 
+def test_a_circle_ends_although_the_engines_own_guard_is_off() -> None:
+    """Three beams over a window of one block copy it more often than there are blocks, again and again."""
+    scenario = written(
+        "no-evict",
+        3,
+        [request(7, 11, beam_width=3)],
+        allocator={"sliding_window": 4},
+        scheduler={"max_num_batched_tokens": 4},
+    ) | {"upstream_faults": True}
+    with pytest.raises(LivelockError, match="switch upstream_faults off"):
+        run(scenario, options=Options(plots=False))
+
+
 @pytest.mark.parametrize(("prompt", "output"), [(4, 1), (3, 2), (4, 4), (7, 6), (8, 5)])
 def test_a_superfluous_step_stores_a_slot_that_counts_as_internal(prompt: int, output: int) -> None:
     """The stop token is not foreseen (max_output_tokens is larger), so one more step is planned."""

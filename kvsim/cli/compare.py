@@ -88,9 +88,12 @@ def command(
             force=force,
         )
         compared = compare_resolved(resolved, names, out=folder, options=options)
+    engines_of: dict[str, list[str]] = {}
     for engine, run in compared.runs.items():
         for text in run.summary["warnings"]:
-            console.warn(f"{engine}: {text}")
+            engines_of.setdefault(text, []).append(str(engine))
+    for text, engines in engines_of.items():
+        console.warn(f"{', '.join(engines)}: {text}")
     records = compared.records()
     if as_json:
         console.say(json.dumps({engine: run.summary for engine, run in compared.runs.items()}, indent=2))

@@ -14,10 +14,15 @@ import simpy
 
 from kvsim.cost.interface import CostModel
 from kvsim.request import Sequence
+from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import KvsimError, Ns
 from kvsim.workload.source import Source
+
+
+MOST_FRUITLESS = 5_000
+"""Preemptions without a token in between after which a run is said to go round in a circle; more with more requests."""
 
 
 class Observer(Protocol):
@@ -66,6 +71,8 @@ class Server:
         self.source = source
         self.observers = observers
         self.num_submitted = 0
+        self.num_fruitless = 0
+        """Preemptions since anybody emitted a token."""
         self._aborts: list[tuple[Ns, int, str]] = []
 
     def run(self) -> Generator[simpy.Event, None, None]:
@@ -106,11 +113,25 @@ class Server:
             if clock is not None:
                 clock.now_ns = end_ns
             outcome = complete(plan)
+            if outcome.num_emitted_tokens:
+                self.num_fruitless = 0
+            elif plan.preempted:
+                self._count_fruitless(plan)
             for notify_step in on_step:
                 notify_step(plan, outcome, start_ns, end_ns)
             if outcome.finished_requests or plan.rejected:
                 self._tell_ends(plan, outcome, end_ns)
                 wake_ns = source.next_ns()
+
+    def _count_fruitless(self, plan: StepPlan) -> None:
+        """Preemptions since the last token: the engines' own guard is off where their faults are asked for."""
+        self.num_fruitless += len(plan.preempted)
+        if self.num_fruitless > MOST_FRUITLESS + 20 * self.num_submitted:
+            request_id = plan.preempted[-1].seq.request.request_id
+            raise LivelockError(
+                f"livelock: {self.num_fruitless} preemptions in a row and not one token emitted; the last victim is "
+                f"request {request_id!r}: enlarge the pool, lower max_num_seqs, or switch upstream_faults off"
+            )
 
     def _tell_ends(self, plan: StepPlan, outcome: StepOutcome, now: Ns) -> None:
         for request_id in outcome.finished_requests:
@@ -204,6 +225,10 @@ class AsyncServer(Server):
         if self.clock is not None:
             self.clock.now_ns = end_ns
         outcome = self.scheduler.complete(plan)
+        if outcome.num_emitted_tokens:
+            self.num_fruitless = 0
+        elif plan.preempted:
+            self._count_fruitless(plan)
         for observer in self.observers:
             observer.on_step(plan, outcome, start_ns, end_ns)
         if outcome.finished_requests or plan.rejected:
