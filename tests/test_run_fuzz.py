@@ -151,7 +151,7 @@ def test_samples_behind_a_window_that_can_never_fit_are_rejected_at_arrival(samp
     """Three rings of two blocks, nothing of the short prompt shared: 6 blocks."""
     result = run(written("paged", 5, [request(3, 20, **sampling)], allocator=WINDOW), options=CHECKED)
     assert result.summary["num_rejected"] == 1
-    assert result.requests.reason[0] == "needs 6 blocks (22 slots), the pool has 5"
+    assert result.requests.reason[0] == "needs 6 blocks (3 sequences of 22 slots), the pool has 5"
     fits = run(written("paged", 6, [request(3, 20, **sampling)], allocator=WINDOW), options=CHECKED)
     assert fits.summary["completed"] == 1
 

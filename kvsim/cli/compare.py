@@ -92,8 +92,8 @@ def command(
     for engine, run in compared.runs.items():
         for text in run.summary["warnings"]:
             engines_of.setdefault(text, []).append(str(engine))
-    for text, engines in engines_of.items():
-        console.warn(f"{', '.join(engines)}: {text}")
+    for text, warned in engines_of.items():
+        console.warn(f"{', '.join(warned)}: {text}")
     records = compared.records()
     if as_json:
         console.say(json.dumps({engine: run.summary for engine, run in compared.runs.items()}, indent=2))

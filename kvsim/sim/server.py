@@ -20,7 +20,6 @@ from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import KvsimError, Ns
 from kvsim.workload.source import Source
 
-
 MOST_FRUITLESS = 5_000
 """Preemptions without a token in between after which a run is said to go round in a circle; more with more requests."""
 

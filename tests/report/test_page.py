@@ -329,7 +329,8 @@ def test_light_dark_and_narrow(open_page: Callable[[str], Page]) -> None:
     assert backgrounds == ["rgb(255, 255, 255)", "rgb(22, 24, 27)"]
     size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    assert page.run("return document.documentElement.scrollWidth") <= 600
+    # The new width is laid out when the browser comes to it.
+    page.wait_for("return document.documentElement.scrollWidth <= arguments[0]", 600)
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
