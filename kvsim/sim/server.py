@@ -112,18 +112,19 @@ class Server:
             if clock is not None:
                 clock.now_ns = end_ns
             outcome = complete(plan)
-            if outcome.num_emitted_tokens:
-                self.num_fruitless = 0
-            elif plan.preempted:
-                self._count_fruitless(plan)
+            if plan.preempted or self.num_fruitless:
+                self._count_fruitless(plan, outcome)
             for notify_step in on_step:
                 notify_step(plan, outcome, start_ns, end_ns)
             if outcome.finished_requests or plan.rejected:
                 self._tell_ends(plan, outcome, end_ns)
                 wake_ns = source.next_ns()
 
-    def _count_fruitless(self, plan: StepPlan) -> None:
+    def _count_fruitless(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Preemptions since the last token: the engines' own guard is off where their faults are asked for."""
+        if outcome.num_emitted_tokens:
+            self.num_fruitless = 0
+            return
         self.num_fruitless += len(plan.preempted)
         if self.num_fruitless > MOST_FRUITLESS + 20 * self.num_submitted:
             request_id = plan.preempted[-1].seq.request.request_id
@@ -224,10 +225,8 @@ class AsyncServer(Server):
         if self.clock is not None:
             self.clock.now_ns = end_ns
         outcome = self.scheduler.complete(plan)
-        if outcome.num_emitted_tokens:
-            self.num_fruitless = 0
-        elif plan.preempted:
-            self._count_fruitless(plan)
+        if plan.preempted or self.num_fruitless:
+            self._count_fruitless(plan, outcome)
         for observer in self.observers:
             observer.on_step(plan, outcome, start_ns, end_ns)
         if outcome.finished_requests or plan.rejected:
