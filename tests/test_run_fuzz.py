@@ -100,6 +100,11 @@ def request(prompt: int, output: int, **more: Any) -> Scenario:
     return {"prompt_tokens": prompt, "output_tokens": output, **more}
 
 
+def test_an_abort_in_a_first_step_that_does_not_end() -> None:
+    """There is hindsight, and no row to apply it to."""
+    run_or_refuse(senseless(3_656_279_291))
+
+
 def test_a_circle_ends_although_the_engines_own_guard_is_off() -> None:
     """Three beams over a window of one block copy it more often than there are blocks, again and again."""
     scenario = written(
