@@ -113,6 +113,7 @@ class Sequence:
 
     __slots__ = (
         "final_len",
+        "finish_tick",
         "group",
         "is_decoding",
         "join_computed",
@@ -152,6 +153,8 @@ class Sequence:
         self.join_computed = 0
         self.join_offset = 0
         """Stored tokens less the tick, while the calendar counts it: constant."""
+        self.finish_tick = -1
+        """The tick at which its last slot is filled, while the calendar counts it."""
         self.is_decoding = False
         """It sampled a token since it last got its table (continuous engines)."""
         self.group: Group | None = None

@@ -59,8 +59,7 @@ class PlainFifo(deque[BlockId]):
     take = deque.popleft
 
     def take_many(self, count: int, /) -> list[BlockId]:
-        popleft = self.popleft
-        return [popleft() for _ in range(count)]
+        return list(islice(iter(self.popleft, None), count))
 
 
 class PlainLifo(list[BlockId]):

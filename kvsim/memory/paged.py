@@ -7,7 +7,7 @@ from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from kvsim.memory.audit import audit
+from kvsim.memory.audit import audit, fills_of
 from kvsim.memory.block_pool import BlockPool
 from kvsim.memory.block_table import BlockTable, Slot, slot_of
 from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
@@ -70,7 +70,6 @@ class PagedAllocator:
         if journal is not None:
             self._observe(journal)
         self._pop = self.pool.pop
-        self._num_filled = 0
         self._num_logical = 0
         self._num_shared_tails = 0
         self._num_cached_idle = 0
@@ -103,8 +102,8 @@ class PagedAllocator:
 
     @property
     def num_filled_slots(self) -> int:
-        """Slots of used GPU blocks that hold KV which a table can reach, a shared slot once."""
-        return self._num_filled
+        """Slots of used GPU blocks that hold KV which a table can reach, a shared slot once; costs O(blocks)."""
+        return sum(fills_of(self, self._tables).values())
 
     @property
     def num_logical_blocks(self) -> int:
@@ -198,7 +197,9 @@ class PagedAllocator:
         table.num_registered = len(hits)
         table.place = place
         table.keys = keys
-        self._count_new(table, num_tokens - prefix.num_tokens, len(owners))
+        self._num_logical += len(owners) * len(table.block_ids)
+        if self.pool.num_shared and self._shares_tail(table):
+            self._num_shared_tails += 1
         self._tables[seq_id] = table
         for owner in sharers:
             self._tables[owner] = table.copy()
@@ -220,7 +221,6 @@ class PagedAllocator:
             return self._append_any(table, num_tokens)
         if room >= num_tokens > 0:
             table.num_tokens += num_tokens
-            self._num_filled += num_tokens
             return ()
         if not 0 < num_tokens - room <= self.block_size:
             return self._append_any(table, num_tokens)
@@ -231,62 +231,58 @@ class PagedAllocator:
         self._ref[block_id] = 1
         blocks.append(block_id)
         table.num_tokens += num_tokens
-        self._num_filled += num_tokens
         self._num_logical += 1
         return ()
 
-    def grow_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> int:
-        """Store up to `totals[i]` tokens of sequence i, the last of which is the first of a new block, in order.
+    def grow_each(self, seq_ids: Sequence[SeqId]) -> int:
+        """Fill the blocks that each sequence has, and store one token in a new one, in order.
 
-        Returns how many were served: it ends before the first for which there is no block left, or to which that does
-        not apply.
+        Returns how many were served: it ends before the first for which there is no block left, or whose tail has to be
+        copied. Raises AllocatorError for an unknown or swapped sequence, and for windows; nothing is changed then.
         """
         if self.window_blocks:
-            return 0
-        size, ref, pop, free, tables = self.block_size, self._ref, self._pop, self.pool.free, self._tables
-        num_shared = self.pool.num_shared
-        num_served = num_stored = 0
-        for seq_id, total in zip(seq_ids, totals, strict=True):
-            table = tables.get(seq_id)
-            if table is None or not free:
-                break
-            block_ids, before = table.block_ids, table.num_tokens
-            if len(block_ids) * size + 1 != total or (num_shared and before < total - 1 and ref[block_ids[-1]] > 1):
-                break
-            block_id = pop()
-            ref[block_id] = 1
+            raise AllocatorError("a sliding window lets tables go round: append to them one by one")
+        try:
+            tables = list(map(self._tables.__getitem__, seq_ids))
+        except KeyError as error:
+            raise self._no_table(error.args[0]) from None
+        num_served = min(len(tables), len(self.pool.free))
+        if self._num_shared_tails:
+            num_served = next((i for i in range(num_served) if self._shares_tail(tables[i])), num_served)
+        size = self.block_size
+        for table, block_id in zip(tables, self.pool.take(num_served), strict=False):
+            block_ids = table.block_ids
+            table.num_tokens = len(block_ids) * size + 1
             block_ids.append(block_id)
-            table.num_tokens = total
-            num_stored += total - before
-            num_served += 1
-        self._num_filled += num_stored
         self._num_logical += num_served
         return num_served
 
-    def fill_each(self, seq_ids: Sequence[SeqId], totals: Sequence[int]) -> None:
-        """Store up to `totals[i]` tokens of sequence i in the blocks it has, and make the full ones findable, in order.
+    def fill_each(self, seq_ids: Sequence[SeqId]) -> None:
+        """Fill the blocks that each sequence has, and make them findable, in order.
 
-        Raises AllocatorError for an unknown or swapped sequence, or where blocks are too few or shared.
+        Raises AllocatorError for an unknown or swapped sequence, for a tail that others share, and for windows.
         """
-        size, ref, tables, index = self.block_size, self._ref, self._tables, self.index
+        size, tables, index = self.block_size, self._tables, self.index
         is_watched = self.journal is not None
-        for seq_id, total in zip(seq_ids, totals, strict=True):
+        for seq_id in seq_ids:
             table = tables.get(seq_id) or self._table(seq_id)
             block_ids, keys = table.block_ids, table.keys
-            behind = total - table.num_tokens
-            if behind > 0:
-                if self.window_blocks or total > len(block_ids) * size or ref[block_ids[-1]] > 1:
-                    raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {total} tokens")
-                table.num_tokens = total
-                self._num_filled += behind
+            num_tokens = len(block_ids) * size
+            if self.window_blocks or (self._num_shared_tails and self._shares_tail(table)):
+                raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {num_tokens} tokens")
+            table.num_tokens = num_tokens
             if keys is None:
                 continue
-            num_full, first = keys.num_full_blocks(total), table.num_registered
+            num_full, first = keys.num_full_blocks(num_tokens), table.num_registered
             if num_full != first + 1 or is_watched:
                 self._register_upto(table, num_full)
                 continue
             table.place = index.add(block_ids[first], table.place or index.root, keys, first)
             table.num_registered = num_full
+
+    def _shares_tail(self, table: BlockTable) -> bool:
+        """Its last block is partly filled and not its own: who writes there copies it first."""
+        return self._is_partial(table) and self._ref[table.block_ids[-1]] > 1
 
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens findable.
@@ -560,9 +556,7 @@ class PagedAllocator:
 
     def _reference(self, block_ids: Sequence[BlockId]) -> None:
         """One more table reads these cached blocks."""
-        num_revived = self.pool.hit_all(block_ids)
-        self._num_cached_idle -= num_revived
-        self._num_filled += num_revived * self.block_size
+        self._num_cached_idle -= self.pool.hit_all(block_ids)
 
     def _pop_and_forget(self) -> BlockId:
         """Hand out the next block; if it carries a cached text, that is evicted now and not before."""
@@ -620,16 +614,6 @@ class PagedAllocator:
     def _is_partial(self, table: BlockTable) -> bool:
         return self._tail_fill(table) < self.block_size
 
-    def _num_physical_slots(self, table: BlockTable) -> int:
-        """Filled slots of the table's blocks."""
-        num_tokens = table.num_tokens
-        return min(num_tokens, self.window_blocks * self.block_size) if self.window_blocks else num_tokens
-
-    def _count_new(self, table: BlockTable, num_computed: int, num_owners: int) -> None:
-        self._num_filled += self._num_physical_slots(table) - (table.num_tokens - num_computed)
-        self._num_logical += num_owners * len(table.block_ids)
-        self._num_shared_tails += self._is_partial(table) and self._ref[table.block_ids[-1]] > 1
-
     def _count_returned(self, tables: Sequence[BlockTable]) -> None:
         fills: dict[BlockId, int] = {}
         for table in tables:
@@ -637,7 +621,6 @@ class PagedAllocator:
             fills.update(dict.fromkeys(table.block_ids, self.block_size))
             fills[table.block_ids[-1]] = self._tail_fill(table)
         for block_id, fill in fills.items():
-            self._num_filled += fill
             self._num_shared_tails += fill < self.block_size and self._ref[block_id] > 1
 
     def _num_needed(self, table: BlockTable, num_tokens: int) -> int:
@@ -667,7 +650,6 @@ class PagedAllocator:
         new = self.pool.take(needed - len(copies))
         table.block_ids += new
         table.num_tokens += num_tokens
-        self._num_filled += num_tokens
         self._num_logical += len(new)
         return copies
 
@@ -680,9 +662,7 @@ class PagedAllocator:
                 self._grow(table)
             if self._ref[table.block_ids[-1]] != 1:
                 copies.append(self._copy_tail(table))
-            before = self._num_physical_slots(table)
             table.num_tokens = min(end, len(table.block_ids) * self.block_size)
-            self._num_filled += self._num_physical_slots(table) - before
         return tuple(copies)
 
     def _grow(self, table: BlockTable) -> None:
@@ -700,7 +680,6 @@ class PagedAllocator:
         if self.window_blocks and not self.upstream_faults:
             table.block_ids = [new if block_id == old else block_id for block_id in table.block_ids]
         table.block_ids[-1] = new
-        self._num_filled += fill
         self._num_shared_tails -= fill < self.block_size and self._ref[old] == 2
         if self.journal is not None:
             self.journal.record("copied", old, self._ref[old], new)
@@ -710,18 +689,15 @@ class PagedAllocator:
         return BlockCopy(old, new, fill)
 
     def _release(self, table: BlockTable) -> None:
-        tail = table.block_ids[-1]
-        fill = self._tail_fill(table)
-        self._num_shared_tails -= fill < self.block_size and self._ref[tail] == 2
-        freed = self.pool.release(self._ring(table))
-        self._num_logical -= len(table.block_ids)
-        self._num_filled -= len(freed) * self.block_size
-        if not self._ref[tail]:
-            self._num_filled += self.block_size - fill
+        block_ids = table.block_ids
+        if self._num_shared_tails:
+            self._num_shared_tails -= self._is_partial(table) and self._ref[block_ids[-1]] == 2
+        freed = self.pool.release(self._ring(table) if self.window_blocks else block_ids)
+        self._num_logical -= len(block_ids)
         if self.enable_prefix_caching:
             self._num_cached_idle += len(freed) - list(map(self.index.run_of.__getitem__, freed)).count(None)
         if self._surplus:
-            self._count_leaks(table.block_ids, {tail: fill})
+            self._count_leaks(block_ids, {block_ids[-1]: self._tail_fill(table)})
 
     def _count_leaks(self, block_ids: Iterable[BlockId], fills: dict[BlockId, int]) -> None:
         """A block that only surplus references hold is lost; what it holds will not be read again."""
@@ -729,7 +705,6 @@ class PagedAllocator:
             if self._ref[block_id] and self._ref[block_id] == self._surplus.get(block_id):
                 fill = fills.get(block_id, self.block_size)
                 self._num_leaked += 1
-                self._num_filled -= fill
                 self._num_shared_tails -= fill < self.block_size and self._ref[block_id] > 1
 
     def _copy_tables(self, seq_ids: Sequence[SeqId], tables: Sequence[BlockTable], pool: BlockPool) -> _Moved:

@@ -36,11 +36,16 @@ class RowTable:
         numbers = np.fromiter(chain.from_iterable(self.rows), np.int64, num_rows * num_columns)
         chunk = numbers.reshape(num_rows, num_columns)
         self.rows.clear()
-        if self.keep and self.narrow:
-            self._narrow_chunks.append([_narrowed(column) for column in chunk.T])
-        elif self.keep:
-            self.chunks.append(chunk)
+        if self.keep:
+            self.add_chunk(chunk)
         return chunk
+
+    def add_chunk(self, chunk: IntArray) -> None:
+        """Rows that are columns already (rows x columns), behind those whose chunk was taken; they are kept."""
+        if self.narrow:
+            self._narrow_chunks.append([_narrowed(column) for column in chunk.T])
+        else:
+            self.chunks.append(chunk)
 
     def matrix(self) -> IntArray:
         """All kept rows (rows x columns); call `take_chunk` first."""

@@ -33,6 +33,14 @@ class Parts(NamedTuple):
     free: int
 
 
+class Clock(NamedTuple):
+    """Steps applied so far, the time they took, and the part of it in which a request waited."""
+
+    num_steps: int
+    elapsed_ns: int
+    saturated_ns: int
+
+
 class Correction(NamedTuple):
     """Hindsight: `num_slots` counted as reserved over steps `first .. last - 1` were never filled."""
 
@@ -71,48 +79,47 @@ class Ledger:
         self.corrections: list[Correction] = []
         self.num_planned = 0
         """Steps that were planned and take time: one more than those applied, or two in asynchronous scheduling."""
-        self.elapsed_ns = 0
-        """Time covered by the steps measured so far."""
-        self.saturated_ns = 0
-        """The part of it in which a request waited."""
+        self.stored = 0
+        """Tokens that the tables hold, each table for itself."""
+        self.over = 0
+        """Slots beyond the final lengths of those who hold them: never to be filled."""
+        self.dates_growth = False
+        """Somebody may lose slots before their time: `on_step` wants to hear of every step."""
+        self._clock = Clock(0, 0, 0)
         self._starts: list[tuple[int, int]] = []
-        """Time, and saturated time, before each applied step, from the first that hindsight may reach."""
-        self._num_undated = 0
+        """Time, and time in which a request waited, before each applied step from the first that is dated."""
         self._held: dict[int, _Held] = {}
         self._swapped: dict[int, tuple[int, object]] = {}
         """Stored tokens, and the tail, of swapped sequences."""
-        self._stored = 0
-        self._slots = 0
-        self._over = 0
         self._can_share_tails = hasattr(self.allocator, "num_shared_partial_tails")
         self._has_leaks = getattr(self.allocator, "upstream_faults", False)
         self._is_contiguous = self.block_size == 1 and hasattr(self.allocator, "holes")
         self._window_slots = getattr(self.allocator, "window_blocks", 0) * self.block_size
         """Slots of the ring that a sliding window leaves each sequence; 0 without one."""
-        self._dates_growth = self._window_slots > 0
         self._has_promises = hasattr(scheduler, "num_promised_blocks")
+        self._is_always_odd = self._window_slots > 0 or self._has_promises or self._has_leaks
+        if self._window_slots:
+            self.expect_early_ends(self._clock)
 
-    def measure(self, plan: StepPlan, usage: Usage) -> Parts:
-        """The parts while the step runs: its allocations made, its tokens counted as stored."""
+    def count(self, plan: StepPlan) -> None:
+        """The step runs: its allocations were made, and its tokens count as stored."""
         if plan.preempted or plan.admitted or plan.resumed or plan.released:
             self._on_moves(plan)
         if plan.grown:
             self._regrow(plan)
         shape = plan.shape
-        self._stored += shape.num_decodes
+        self.stored += shape.num_decodes
         for _, num_tokens in shape.prefills:
-            self._stored += num_tokens
+            self.stored += num_tokens
         if shape.num_decodes or plan.prefills or plan.preempted or plan.rejected:
             self.num_planned += 1
-        return self._parts(plan, usage)
 
-    def measure_quiet(self, plan: StepPlan, usage: Usage) -> Parts:
+    def count_quiet(self, plan: StepPlan) -> None:
         """The same for a plan that `is_quiet`."""
         if plan.grown:
             self._regrow(plan)
-        self._stored += plan.shape.num_decodes
+        self.stored += plan.shape.num_decodes
         self.num_planned += 1
-        return self._parts(plan, usage)
 
     def _on_moves(self, plan: StepPlan) -> None:
         for seq in plan.released:
@@ -128,14 +135,10 @@ class Ledger:
             self._hold(seq, *self._swapped.pop(seq.seq_id))
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
-        """The next of the measured steps took this long."""
-        if self._dates_growth:
-            self._starts.append((self.elapsed_ns, self.saturated_ns))
-        else:
-            self._num_undated += 1
-        self.elapsed_ns += duration_ns
-        if is_saturated:
-            self.saturated_ns += duration_ns
+        """The next step took this long; to be told while `dates_growth`."""
+        num_steps, elapsed_ns, saturated_ns = self._clock
+        self._starts.append((elapsed_ns, saturated_ns))
+        self._clock = Clock(num_steps + 1, elapsed_ns + duration_ns, saturated_ns + duration_ns * is_saturated)
 
     def spans_of(self, correction: Correction) -> tuple[int, int]:
         """What the correction's steps took together, in ns, and the part of it in which a request waited."""
@@ -143,8 +146,9 @@ class Ledger:
         return last[0] - first[0], last[1] - first[1]
 
     def _start(self, step: int) -> tuple[int, int]:
-        place = max(0, step - self._num_undated)
-        return self._starts[place] if place < len(self._starts) else (self.elapsed_ns, self.saturated_ns)
+        """Time before a step; of those that nobody dated, before the first that somebody did."""
+        place = max(0, step - (self._clock.num_steps - len(self._starts)))
+        return self._starts[place] if place < len(self._starts) else self._clock[1:]
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Sequences that ended gave their memory back; beams that were pruned ended before their time."""
@@ -169,74 +173,65 @@ class Ledger:
         self._end_early(sequences)
 
     def _hold(self, seq: Sequence, num_stored: int, tail: object = None) -> None:
-        self._stored += num_stored
+        self.stored += num_stored
         if seq.seq_id in self._held:
             return
         slots = self._num_slots(seq.seq_id)
         over = slots - seq.final_len if slots > seq.final_len else 0
         self._held[seq.seq_id] = _Held(slots, over, tail or object(), self.num_planned)
-        self._slots += slots
-        self._over += over
+        self.over += over
 
     def _num_slots(self, seq_id: int) -> int:
         """Slots of a sequence's table; entries that go round the ring of a window name the same ones again."""
         num_slots: int = self.allocator.num_slots(seq_id)
         return min(num_slots, self._window_slots) if self._window_slots else num_slots
 
-    def expect_early_ends(self) -> None:
+    def expect_early_ends(self, clock: Clock) -> None:
         """A request may be aborted, or lose beams, from here on: growth is dated, for hindsight."""
-        self._dates_growth = True
+        if not self.dates_growth:
+            self.dates_growth = True
+            self._clock = clock
 
     def _regrow(self, plan: StepPlan) -> None:
         grown, num_crossed = plan.grown, plan.num_crossed
-        if num_crossed and not self._dates_growth:
-            self._cross(grown[:num_crossed])
+        if num_crossed and not self.dates_growth:
+            self._cross(grown[:num_crossed], plan.tick)
             grown = grown[num_crossed:]
         for seq in grown:
             held = self._held[seq.seq_id]
             slots = self._num_slots(seq.seq_id)
-            if slots == held.slots:
-                # Its shared tail was copied: from here on the empty slots behind it are its own.
-                self._mark(held)
-                held.tail = object()
-                continue
-            self._slots += slots - held.slots
-            held.slots = slots
             if slots > seq.final_len:
-                self._over += slots - seq.final_len - held.over
-                held.over = slots - seq.final_len
-            self._mark(held)
+                self._exceed(held, slots - seq.final_len)
+            # New slots, or a copy of the tail that it shared: the empty ones behind are its own from here on.
+            held.slots = slots
+            held.since_step = self.num_planned
             held.tail = object()
 
-    def _cross(self, crossed: tuple[Sequence, ...]) -> None:
-        """Each took one block and has one token in it."""
-        size, all_held = self.block_size, self._held
-        self._slots += size * len(crossed)
-        for seq in crossed:
-            held = all_held[seq.seq_id]
-            slots = held.slots = held.slots + size
-            if slots > seq.final_len:
-                self._over += slots - seq.final_len - held.over
-                held.over = slots - seq.final_len
+    def _cross(self, crossed: tuple[Sequence, ...], tick: int) -> None:
+        """Each took one block and has one token in it: for those who end before the next one, it was the last."""
+        next_tick = tick + self.block_size
+        for seq in [seq for seq in crossed if seq.finish_tick < next_tick - 1]:
+            self._exceed(self._held[seq.seq_id], next_tick - 1 - seq.finish_tick)
 
-    def _mark(self, held: _Held) -> None:
-        held.since_step = self.num_planned
+    def _exceed(self, held: _Held, over: int) -> None:
+        self.over += over - held.over
+        held.over = over
 
     def _release(self, seq: Sequence, num_stored: int) -> _Held | None:
         held = self._held.pop(seq.seq_id, None)
         if held is not None:
-            self._stored -= num_stored
-            self._slots -= held.slots
-            self._over -= held.over
-            self.on_release(seq, held.slots)
+            self.stored -= num_stored
+            self.over -= held.over
+            # Who grew in the calendar was not counted here: it has a block for every token, and none beyond.
+            num_slots = held.slots if held.slots > num_stored or self._window_slots else num_stored
+            self.on_release(seq, num_slots)
         return held
 
     def _retain(self, seq: Sequence) -> None:
         """It ended and keeps its memory: nothing in there will be read."""
         held = self._held[seq.seq_id]
-        self._stored -= seq.num_computed_tokens
-        self._over += held.slots - held.over
-        held.over = held.slots
+        self.stored -= seq.num_computed_tokens
+        self._exceed(held, held.slots)
         self.on_release(seq, held.slots)
 
     def _end_early(self, sequences: Iterable[Sequence]) -> None:
@@ -255,35 +250,52 @@ class Ledger:
                     self.corrections.append(Correction(first, self.num_planned, num_slots - num_counted))
                     num_counted = num_slots
 
-    def _parts(self, plan: StepPlan, usage: Usage) -> Parts:
-        size = self.block_size
-        _, num_used, num_cached_idle, num_free, _, _, _, _, external, _, num_logical = usage
-        if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
-            token_states, reserved, internal = _count_tables(self.scheduler)
-        else:
-            # A superfluous step stores a token beyond the final length: its slot counts as such, not as a state.
-            stored = self._stored - plan.num_superfluous
-            token_states = stored - (num_logical - num_used) * size
-            reserved = self._slots - self._over - stored
-            internal = self._over + self._num_leaked() * size if self._has_leaks else self._over
-        free = num_free * size
-        if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= free:
-            external += free
-            free = 0
-        cached_idle = num_cached_idle * size
-        if self._has_promises:
-            promised = _promises(self.scheduler)
-            reserved += promised.to_be_filled
-            internal += promised.never_filled
-            free -= promised.to_be_filled + promised.never_filled
-            if free < 0:
-                # What is promised beyond the free blocks will be taken from idle cached ones.
-                cached_idle, free = cached_idle + free, 0
-        return tuple.__new__(Parts, (token_states, reserved, internal, external, cached_idle, free))
+    def odd_parts(self, plan: StepPlan, usage: Usage) -> Parts | None:
+        """The parts, if `plain_parts` does not say them: tables go round, share a tail, leak, or wait for a hole."""
+        is_odd = self._is_always_odd or (self._is_contiguous and plan.waits_for_memory)
+        if is_odd or (self._can_share_tails and self.allocator.num_shared_partial_tails):
+            return self.parts(plan, usage)
+        return None
 
-    def _num_leaked(self) -> int:
-        """Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for."""
-        return getattr(self.allocator, "num_leaked_blocks", 0)
+    def parts(self, plan: StepPlan, usage: Usage) -> Parts:
+        """The parts while the step runs that was counted last."""
+        parts = Parts(*plain_parts(self.stored - plan.num_superfluous, self.over, usage, self.block_size))
+        if self._has_leaks:
+            # Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for.
+            lost_slots = self.allocator.num_leaked_blocks * self.block_size
+            parts = parts._replace(internal_frag=parts.internal_frag + lost_slots)
+        if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
+            parts = Parts(*_count_tables(self.scheduler), *parts[3:])
+        if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= parts.free:
+            parts = parts._replace(external_frag=parts.external_frag + parts.free, free=0)
+        return self._with_promises(parts) if self._has_promises else parts
+
+    def _with_promises(self, parts: Parts) -> Parts:
+        token_states, reserved, internal, external, cached_idle, free = parts
+        promised = _promises(self.scheduler)
+        reserved += promised.to_be_filled
+        internal += promised.never_filled
+        free -= promised.to_be_filled + promised.never_filled
+        if free < 0:
+            # What is promised beyond the free blocks will be taken from idle cached ones.
+            cached_idle, free = cached_idle + free, 0
+        return Parts(token_states, reserved, internal, external, cached_idle, free)
+
+
+def plain_parts(stored: Any, over: Any, usage: Any, block_size: int) -> tuple[Any, ...]:
+    """The six parts from counts; of many steps at once, where the counts are columns.
+
+    `stored` are the tokens of all tables that will be read (a superfluous step stores one beyond the final length),
+    `over` the slots that will never be filled; `usage` has the fields of `Usage`.
+    """
+    return (
+        stored - (usage.num_logical - usage.num_used) * block_size,
+        usage.num_logical * block_size - over - stored,
+        over,
+        usage.num_rounding_slots,
+        usage.num_cached_idle * block_size,
+        usage.num_free * block_size,
+    )
 
 
 class _Promises(NamedTuple):

@@ -8,18 +8,27 @@ follows a prefill, a pause or a skipped step have a gap of their own, and those 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvsim.memory.interface import Usage
 from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable
-from kvsim.metrics.ledger import Ledger, Parts, check_parts, recount
+from kvsim.metrics.ledger import Clock, Ledger, Parts, check_parts, plain_parts, recount
 from kvsim.request import Request, Sequence, Status
 from kvsim.scheduling.interface import Scheduler
-from kvsim.scheduling.plan import Admission, Preemption, PrefillChunk, Rejection, StepOutcome, StepPlan, pushed_out
+from kvsim.scheduling.plan import (
+    Admission,
+    Preemption,
+    PrefillChunk,
+    Rejection,
+    StepOutcome,
+    StepPlan,
+    StepShape,
+    pushed_out,
+)
 from kvsim.types import LawViolation, Ns
 
 STEP_FIELDS = (
@@ -55,17 +64,11 @@ STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
 
 _NO_EVENTS = StepOutcome()[1:]
 
-# A field of a NamedTuple takes several times as long to read as a place of the tuple, and this is done at every step.
-_OF_PLAN = itemgetter(
-    *map(
-        StepPlan._fields.index,
-        ("num_running", "num_waiting", "num_swapped", "num_sequences", "preempted", "admitted"),
-    )
-)
-_OF_USAGE = itemgetter(*map(Usage._fields.index, ("num_used", "num_evicted", "largest_hole", "num_logical")))
-
 NEVER = -1
 """A time that did not come."""
+
+NO_TICK = -1
+"""For the number of regular tokens of a step that was no decode tick."""
 
 NOT_ARRIVED = "not_arrived"
 """Status of requests that the horizon cut off before they arrived."""
@@ -111,6 +114,34 @@ class RequestLog:
         self.peak_blocks = 0
         self.sequences: list[Sequence] | None = None
         """Its sequences with tables, once it has forked."""
+
+
+_Planned: TypeAlias = tuple[StepPlan, Usage, int, int, Parts | None]
+"""A step that was planned: what memory holds then, tokens stored, slots over, and the parts if they are odd."""
+
+_Applied: TypeAlias = tuple[Ns, Ns, int, int, _Planned]
+"""A step that was applied: start, end, tokens emitted, and those of them that came one decode tick after another."""
+
+
+class StepTimes(NamedTuple):
+    """Columns of steps: when they began and ended, and their regular tokens (`NO_TICK`: it was no decode tick)."""
+
+    starts: IntArray
+    ends: IntArray
+    num_regular: IntArray
+
+
+def _column(values: tuple[int, ...]) -> IntArray:
+    first, num_rows = values[0], len(values)
+    # Most columns of most runs stand still, and counting is several times as fast as converting.
+    if values[-1] == first and values.count(first) == num_rows:
+        return np.full(num_rows, first, np.int64)
+    return np.fromiter(values, np.int64, len(values))
+
+
+def _sums(values: tuple[Any, ...], count: Callable[[Any], int]) -> IntArray:
+    """A count of what happened in each step; nothing did in most."""
+    return _column(tuple([count(value) if value else 0 for value in values]))
 
 
 @dataclass(slots=True)
@@ -165,7 +196,8 @@ class Recorder:
         self.capacity = self.ledger.capacity
         self.check = check
         self.keeps_requests = "requests" in kept
-        self.steps = RowTable(STEP_FIELDS, keep="steps" in kept)
+        self.steps = RowTable(STEP_FIELDS)
+        self.keeps_steps = "steps" in kept
         self.totals = Totals()
         self.integrals = Integrals()
         self.live: dict[str, RequestLog] = {}
@@ -177,8 +209,10 @@ class Recorder:
         self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
         self._num_forked = 0
         self._num_submitted = 0
-        self._planned: deque[tuple[int, tuple[int, ...]]] = deque()
-        """Rows, without their times, of the plans that were not applied yet: one, or two in asynchronous scheduling."""
+        self._planned: deque[_Planned] = deque()
+        """What was not applied yet: one plan, or two in asynchronous scheduling."""
+        self._applied: list[_Applied] = []
+        """Steps that are not in columns yet."""
         self._num_evicted = 0
         self._block_size = scheduler.allocator.block_size
         self.table_entry_bytes = 4
@@ -193,8 +227,10 @@ class Recorder:
         self._num_submitted += 1
         if reason is None:
             self.live[request.request_id] = log
-            if request.abort_ns is not None or request.sampling.beam_width:
-                self.ledger.expect_early_ends()
+            if (request.abort_ns is not None or request.sampling.beam_width) and not self.ledger.dates_growth:
+                self.flush()
+                sums = self.integrals
+                self.ledger.expect_early_ends(Clock(self.totals.num_steps, sums.elapsed_ns, sums.saturated_ns))
         else:
             self._end(log, Status.REJECTED, reason, now)
 
@@ -213,14 +249,18 @@ class Recorder:
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         """The step begins: measure memory and note what the plan decided."""
         usage = self.scheduler.allocator.usage()
-        parts = self.ledger.measure_quiet(plan, usage) if plan.is_quiet else self.ledger.measure(plan, usage)
-        self._planned.append((plan.step, self._row(plan, parts, usage)))
-        if not plan.is_quiet:
+        ledger = self.ledger
+        if plan.is_quiet:
+            ledger.count_quiet(plan)
+        else:
+            ledger.count(plan)
             self._on_moves(plan, now)
+        parts = ledger.odd_parts(plan, usage)
+        self._planned.append((plan, usage, ledger.stored, ledger.over, parts))
         if self._num_forked:
             self._on_forked_growth(plan)
         if self.check:
-            self._check(plan, parts)
+            self._check(plan, parts or ledger.parts(plan, usage))
 
     def _on_moves(self, plan: StepPlan, now: Ns) -> None:
         """Requests that changed their place in this plan, and what is computed again."""
@@ -279,7 +319,7 @@ class Recorder:
     def _on_release(self, seq: Sequence, num_slots: int) -> None:
         """A table goes; it only ever grew, so its size is its peak."""
         log = self.live.get(seq.request.request_id)
-        num_blocks = num_slots // self._block_size
+        num_blocks = -(-num_slots // self._block_size)
         if log is not None and log.sequences is None and num_blocks > log.peak_blocks:
             log.peak_blocks = num_blocks
 
@@ -301,21 +341,21 @@ class Recorder:
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
         """The step is over and its tokens are out."""
-        duration_ns = end_ns - start_ns
-        step, row = self._planned.popleft()
-        while step != plan.step:
-            step, row = self._planned.popleft()
-        rows = self.steps.rows
-        rows.append((start_ns, duration_ns, *row))
-        if len(rows) >= CHUNK_ROWS:
-            self.flush()
-        self.ledger.on_step(duration_ns, plan.num_waiting > 0)
-        self.totals.num_emitted_tokens += outcome.num_emitted_tokens
+        planned = self._planned.popleft()
+        while planned[0] is not plan:
+            planned = self._planned.popleft()
+        gaps, num_regular = self.gaps, NO_TICK
         if outcome[1:] != _NO_EVENTS:
-            self.gaps.on_step(plan, outcome, end_ns)
+            num_regular = gaps.on_step(plan, outcome, end_ns)
             self._on_events(outcome, end_ns)
         elif plan.is_decode_tick:
-            self.gaps.on_tick(outcome.num_emitted_tokens, plan.skipped, end_ns)
+            num_regular = gaps.on_tick(outcome.num_emitted_tokens, plan.skipped, end_ns)
+        applied = self._applied
+        applied.append((start_ns, end_ns, outcome.num_emitted_tokens, num_regular, planned))
+        if self.ledger.dates_growth:
+            self.ledger.on_step(end_ns - start_ns, plan.num_waiting > 0)
+        if len(applied) >= CHUNK_ROWS:
+            self.flush()
 
     def _on_events(self, outcome: StepOutcome, end_ns: Ns) -> None:
         """Sequences that began to emit, forked or ended with this step."""
@@ -331,36 +371,6 @@ class Recorder:
             self._on_sequence_end(seq)
         for request_id in outcome.finished_requests:
             self._end(live.pop(request_id), Status.FINISHED, "", end_ns)
-
-    def _row(self, plan: StepPlan, parts: Parts, usage: Usage) -> tuple[int, ...]:
-        """The columns of `STEP_FIELDS` from the third on."""
-        shape = plan.shape
-        num_running, num_waiting, num_swapped, num_sequences, preempted, admitted = _OF_PLAN(plan)
-        num_decodes, _, prefills, num_copies, _, num_out, num_in, num_updates, num_rows, num_entries = shape[:10]
-        num_used, num_evicted, largest_hole, num_logical = _OF_USAGE(usage)
-        newly_evicted, self._num_evicted = num_evicted - self._num_evicted, num_evicted
-        return (
-            num_running,
-            num_waiting,
-            num_swapped,
-            shape.num_prefill_tokens if prefills else 0,
-            num_decodes,
-            len(pushed_out(preempted)) if preempted else 0,
-            num_used,
-            *parts,
-            num_copies,
-            num_out,
-            num_in,
-            sum([admission.num_hit_tokens for admission in admitted]) if admitted else 0,
-            newly_evicted,
-            num_sequences,
-            num_updates,
-            num_rows,
-            num_entries,
-            num_used * self._block_size,
-            largest_hole,
-            num_logical,
-        )
 
     def _on_fork(self, parent: Sequence, child: Sequence) -> None:
         log = self.live[parent.request.request_id]
@@ -410,10 +420,65 @@ class Recorder:
             raise LawViolation(f"law 12: step {plan.step}: incremental ledger {parts[:3]}, recounted {counted}")
 
     def flush(self) -> None:
-        """Fold the pending rows into the integrals and counters."""
-        chunk = self.steps.take_chunk()
-        if chunk is not None:
-            self._integrate(chunk)
+        """Turn the pending steps into columns, and fold these into the integrals and counters."""
+        if not self._applied:
+            return
+        starts, ends, num_emitted, num_regular, planned = zip(*self._applied, strict=True)
+        self._applied.clear()
+        self.totals.num_emitted_tokens += sum(num_emitted)
+        times = StepTimes(np.array(starts), np.array(ends), np.array(num_regular))
+        self.gaps.add_ticks(times)
+        chunk = self._step_chunk(times, *zip(*planned, strict=True))
+        if self.keeps_steps:
+            self.steps.add_chunk(chunk)
+        self._integrate(chunk)
+
+    def _step_chunk(
+        self,
+        times: StepTimes,
+        plans: tuple[StepPlan, ...],
+        usages: tuple[Usage, ...],
+        stored: tuple[int, ...],
+        over: tuple[int, ...],
+        parts: tuple[Parts | None, ...],
+    ) -> IntArray:
+        """The columns of `STEP_FIELDS`."""
+        # Transposed: each field of these holds the column of that field.
+        plan: Any = StepPlan._make(zip(*plans, strict=True))
+        shape: Any = StepShape._make(zip(*plan.shape, strict=True))
+        usage: Any = Usage._make(map(_column, zip(*usages, strict=True)))
+        evicted_before, self._num_evicted = self._num_evicted, usages[-1].num_evicted
+        stored_states = _column(stored) - _column(plan.num_superfluous)
+        columns: dict[str, IntArray] = {
+            "start_ns": times.starts,
+            "duration_ns": times.ends - times.starts,
+            "num_running": _column(plan.num_running),
+            "num_waiting": _column(plan.num_waiting),
+            "num_swapped": _column(plan.num_swapped),
+            "num_prefill_tokens": _sums(shape.prefills, lambda prefills: sum([n for _, n in prefills])),
+            "num_decode_tokens": _column(shape.num_decodes),
+            "num_preempted": _sums(plan.preempted, lambda preempted: len(pushed_out(preempted))),
+            "used_blocks": usage.num_used,
+            **dict(zip(Parts._fields, plain_parts(stored_states, _column(over), usage, self._block_size), strict=True)),
+            "num_copies": _column(shape.num_copies),
+            "swapped_out_blocks": _column(shape.num_swapped_out_blocks),
+            "swapped_in_blocks": _column(shape.num_swapped_in_blocks),
+            "prefix_hit_tokens": _sums(plan.admitted, lambda admitted: sum([one.num_hit_tokens for one in admitted])),
+            "evicted_blocks": np.diff(usage.num_evicted, prepend=evicted_before),
+            "num_sequences": _column(plan.num_sequences),
+            "num_table_updates": _column(shape.num_table_updates),
+            "num_table_rows": _column(shape.num_table_rows),
+            "num_table_entries": _column(shape.num_table_entries),
+            "allocated_slots": usage.num_used * self._block_size,
+            "largest_hole": usage.largest_hole,
+            "logical_blocks": usage.num_logical,
+        }
+        chunk = np.column_stack([columns[name] for name in STEP_FIELDS])
+        first = STEP_COLUMN[Parts._fields[0]]
+        for row, odd in enumerate(parts):
+            if odd is not None:
+                chunk[row, first : first + len(odd)] = odd
+        return chunk
 
     def _integrate(self, chunk: IntArray) -> None:
         self._check_chunk(chunk)
@@ -484,7 +549,7 @@ class Recorder:
             for parts, span in zip(sums, self.ledger.spans_of(correction), strict=True):
                 parts[1] -= amount * span
                 parts[2] += amount * span
-        if self.steps.keep and self.ledger.corrections:
+        if self.keeps_steps and self.ledger.corrections:
             matrix = self.steps.matrix()
             reserved, internal = STEP_COLUMN["reserved"], STEP_COLUMN["internal_frag"]
             for correction in self.ledger.corrections:
@@ -501,6 +566,8 @@ class Gaps:
     def __init__(self) -> None:
         self.table = RowTable(("gap_ns", "count"), narrow=True)
         self._last_tick_ns = NEVER
+        self._counted_until_ns = NEVER
+        """The last tick whose regular gaps are in the table."""
         self._fresh: dict[int, Ns] = {}
         """Decoding sequences whose next token follows an emission that was not the last tick."""
         self._paused: dict[int, Ns] = {}
@@ -528,31 +595,45 @@ class Gaps:
             if seq.num_output_tokens > 0 and seq.seq_id not in self._paused:
                 self._fresh.setdefault(seq.seq_id, self._last_tick_ns)
 
-    def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> None:
+    def on_step(self, plan: StepPlan, outcome: StepOutcome, end_ns: Ns) -> int:
+        """A step with events; returns its regular tokens, as `on_tick` does, or `NO_TICK`."""
         for seq in outcome.delivered:
             self._on_delivered(seq, end_ns)
+        num_regular = NO_TICK
         if plan.is_decode_tick:
-            num_regular = outcome.num_emitted_tokens - len(outcome.started) - len(outcome.delivered)
-            self.on_tick(num_regular, plan.skipped, end_ns)
+            num_decoded = outcome.num_emitted_tokens - len(outcome.started) - len(outcome.delivered)
+            num_regular = self.on_tick(max(0, num_decoded), plan.skipped, end_ns)
         if outcome.started:
             self._on_started(outcome, end_ns)
         for seq in outcome.pruned:
             self.on_stop(seq)
+        return num_regular
 
-    def on_tick(self, num_regular: int, skipped: tuple[Sequence, ...], end_ns: Ns) -> None:
-        """`num_regular` tokens came from sequences that decoded in this step, all running ones but the skipped."""
-        rows = self.table.rows
-        if self._fresh:
-            left_out = [seq.seq_id for seq in skipped]
-            kept = {seq_id: self._fresh.pop(seq_id) for seq_id in left_out if seq_id in self._fresh}
-            rows += [(end_ns - start_ns, 1) for start_ns in self._fresh.values()]
-            num_regular -= len(self._fresh)
-            self._fresh = kept
-        if num_regular > 0:
-            rows.append((end_ns - self._last_tick_ns, num_regular))
+    def on_tick(self, num_decoded: int, skipped: tuple[Sequence, ...], end_ns: Ns) -> int:
+        """`num_decoded` tokens came from sequences that decoded in this step, all running ones but the skipped.
+
+        Returns how many of them had their last token at the decode tick before: `add_ticks` counts their gaps.
+        """
         self._last_tick_ns = end_ns
-        if len(rows) >= CHUNK_ROWS:
-            self.table.take_chunk()
+        if not self._fresh:
+            return num_decoded
+        left_out = [seq.seq_id for seq in skipped]
+        kept = {seq_id: self._fresh.pop(seq_id) for seq_id in left_out if seq_id in self._fresh}
+        self.table.rows += [(end_ns - start_ns, 1) for start_ns in self._fresh.values()]
+        num_decoded -= len(self._fresh)
+        self._fresh = kept
+        return max(0, num_decoded)
+
+    def add_ticks(self, times: StepTimes) -> None:
+        """Steps in a row: a regular token's gap is the time between two decode ticks."""
+        is_tick = times.num_regular != NO_TICK
+        ends, counts = times.ends[is_tick], times.num_regular[is_tick]
+        if len(ends):
+            gaps = np.diff(ends, prepend=self._counted_until_ns)
+            self._counted_until_ns = int(ends[-1])
+            if counts.any():
+                self.table.add_chunk(np.column_stack([gaps, counts])[counts > 0])
+        self.table.take_chunk()
 
     def _on_delivered(self, seq: Sequence, end_ns: Ns) -> None:
         """The token in flight reaches a sequence that was preempted meanwhile."""

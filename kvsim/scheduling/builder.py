@@ -29,7 +29,7 @@ def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> 
 
 # A plan is made at every step, and a call with two dozen arguments takes twice as long as filling its tuple.
 _new = tuple.__new__
-_PLAN_REST = _defaults_after(StepPlan, "num_crossed")
+_PLAN_REST = _defaults_after(StepPlan, "tick")
 _QUIET_REST = (*_PLAN_REST[:-1], True)
 _SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
 _QUIET_UNTIL_GROWN = (True, None, (), (), ())
@@ -144,6 +144,7 @@ class PlanBuilder(PendingStep):
             self.head_slots,
             self.head_wait,
             self.num_crossed,
+            self.tick,
         )
         return _new(StepPlan, plan + _PLAN_REST)
 
@@ -172,12 +173,13 @@ def quiet_plan(
     grown: tuple[Sequence, ...],
     num_table_entries: int,
     counts: tuple[int, int],
+    tick: int,
 ) -> StepPlan:
     """The plan of a step of decodes that all go on; each of `grown` takes one block. `counts`: requests, sequences."""
     num_new = len(grown)
     shape = (num_decodes, context_tokens, (), 0, 0, 0, 0, num_new, num_new, num_table_entries, 0, num_new)
     plan = (step, _new(StepShape, shape + _SHAPE_REST), *_QUIET_UNTIL_GROWN, grown, *_QUIET_UNTIL_COUNTS, *counts,
-            0, 0, False, 0, "", num_new)  # fmt: skip
+            0, 0, False, 0, "", num_new, tick)  # fmt: skip
     return _new(StepPlan, plan + _QUIET_REST)
 
 

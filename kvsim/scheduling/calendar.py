@@ -39,9 +39,10 @@ class Calendar:
         """A settled sequence decodes one token at every tick from now on."""
         computed = seq.num_computed_tokens
         offset = computed - self.tick
-        seq.join_tick, seq.join_offset = self.tick, offset
+        finish_tick = seq.final_len - offset - 1
+        seq.join_tick, seq.join_offset, seq.finish_tick = self.tick, offset, finish_tick
         insort(self.ring[-offset % self.block_size], seq, key=_rank)
-        self.finish_at.setdefault(seq.final_len - offset - 1, []).append(seq)
+        self.finish_at.setdefault(finish_tick, []).append(seq)
         self.num_seqs += 1
         self.context_tokens += computed
 
@@ -50,12 +51,11 @@ class Calendar:
         self.settle(seq)
         bucket = self.ring[-seq.join_offset % self.block_size]
         del bucket[bisect_left(bucket, seq.rank, key=_rank)]
-        finish_tick = seq.final_len - seq.join_offset - 1
-        ending = self.finish_at.get(finish_tick)
+        ending = self.finish_at.get(seq.finish_tick)
         if ending is not None:
             ending.remove(seq)
             if not ending:
-                del self.finish_at[finish_tick]
+                del self.finish_at[seq.finish_tick]
         seq.join_tick = -1
         self.num_seqs -= 1
         self.context_tokens -= seq.num_computed_tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import Any
 
 from kvsim.memory.interface import NO_MATCH, PrefixMatch
@@ -28,6 +29,8 @@ from kvsim.scheduling.plan import (
     TableUpdate,
 )
 from kvsim.types import AllocStatus, KvsimError, Ns, OutOfBlocks
+
+_seq_id = attrgetter("seq_id")
 
 
 class LivelockError(KvsimError):
@@ -58,7 +61,7 @@ class ContinuousScheduler(TokenEmission):
         """All phases at once, for a step in which every running sequence decodes and goes on."""
         calendar = self.calendar
         tick, num_seqs = calendar.tick, calendar.num_seqs
-        num_grown = self._grow_members(crossing, tick + 1)
+        num_grown = self._grow_members(crossing)
         assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
         self.num_table_entries += num_grown
         self._note_quiet(tick)
@@ -73,6 +76,7 @@ class ContinuousScheduler(TokenEmission):
             tuple(crossing),
             self.num_table_entries,
             (len(self.running), self.num_seats),
+            tick,
         )
 
     def _note_quiet(self, tick: int) -> None:
@@ -154,7 +158,7 @@ class ContinuousScheduler(TokenEmission):
 
     def _cross_many(self, crossing: Seq[Sequence], step: PlanBuilder) -> int:
         """Give a block to each, as long as there are blocks; returns to how many."""
-        num_new = self._grow_members(crossing, step.tick + 1)
+        num_new = self._grow_members(crossing)
         step.grown += crossing[:num_new]
         step.num_crossed = num_new
         self.num_table_entries += num_new
@@ -162,18 +166,18 @@ class ContinuousScheduler(TokenEmission):
         step.num_new_rows += num_new
         return num_new
 
-    def _grow_members(self, members: Seq[Sequence], after: int) -> int:
-        """One block for each, for its token of the tick before `after`; returns how many there were blocks for."""
+    def _grow_members(self, members: Seq[Sequence]) -> int:
+        """Each stores a token in a new block; returns how many there were blocks for."""
         if not members:
             return 0
         allocator: Any = self.allocator
-        return int(allocator.grow_each([seq.seq_id for seq in members], [seq.join_offset + after for seq in members]))
+        return int(allocator.grow_each(list(map(_seq_id, members))))
 
-    def _fill_members(self, members: Seq[Sequence], after: int) -> None:
-        """Their tokens of the tick before `after` filled a block each: it is findable from here on."""
+    def _fill_members(self, members: Seq[Sequence]) -> None:
+        """Each fills its last block, which is findable from here on."""
         if members:
             allocator: Any = self.allocator
-            allocator.fill_each([seq.seq_id for seq in members], [seq.join_offset + after for seq in members])
+            allocator.fill_each(list(map(_seq_id, members)))
 
     def _continue_one(self, seq: Sequence, step: PlanBuilder) -> None:
         """A sequence computes its next token, or the next chunk of its prefill."""

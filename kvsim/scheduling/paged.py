@@ -49,7 +49,7 @@ class PagedScheduler(ContinuousScheduler):
     def _register_filled(self, filled: Seq[Sequence]) -> None:
         """Members of the calendar filled a block each."""
         if self._grows_plainly:
-            self._fill_members(filled, self.calendar.tick)
+            self._fill_members(filled)
             return
         for seq in filled:
             self._register_member(seq)

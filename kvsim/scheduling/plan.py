@@ -133,6 +133,8 @@ class StepPlan(NamedTuple):
     """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), if the engine says."""
     num_crossed: int = 0
     """The first so many of `grown` are members of the calendar that took exactly one block."""
+    tick: int = 0
+    """Decode tick of the calendar at which they did."""
     released: tuple[Sequence, ...] = ()
     """Static batching: ended sequences whose retained memory an abort freed since the last step."""
     moves: tuple[RegionMove, ...] = ()

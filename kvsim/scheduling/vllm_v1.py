@@ -73,12 +73,12 @@ class VllmV1Scheduler(ContinuousScheduler):
             return left
         filling = self.calendar.filling()
         had_turn = bisect_left(filling, left[0].rank, key=by_rank) if left else len(filling)
-        self._fill_members(filling[:had_turn], step.tick + 1)
+        self._fill_members(filling[:had_turn])
         return merged(left, filling[had_turn:])
 
     def _note_quiet(self, tick: int) -> None:
         if self.enable_prefix_caching:
-            self._fill_members(self.calendar.filling(), tick + 1)
+            self._fill_members(self.calendar.filling())
 
     def _continue_member(self, seq: Sequence, step: PlanBuilder) -> None:
         """A decoding sequence of the calendar needs a block, or fills one."""

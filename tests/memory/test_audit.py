@@ -63,7 +63,7 @@ def _swap_two_texts(allocator: PagedAllocator) -> None:
 
 
 def _miscount(allocator: PagedAllocator) -> None:
-    allocator._num_filled += 1
+    allocator._num_logical += 1
 
 
 BREAKS: list[tuple[Callable[[PagedAllocator], None], int]] = [

@@ -490,30 +490,40 @@ def grown_twins(caching: bool) -> tuple[PagedAllocator, PagedAllocator]:
 def test_growing_each_is_appending_one_after_the_other(caching: bool) -> None:
     """Two blocks are left for three sequences that need one each: the first two get them."""
     together, alone = grown_twins(caching)
-    assert together.grow_each([1, 2, 3], [9, 9, 9]) == 2
+    assert together.grow_each([1, 2, 3]) == 2
     alone.append_slots(1, 4)
     alone.append_slots(2, 2)
     assert state(together) == state(alone)
     together.audit()
 
 
-def test_growing_each_ends_where_it_does_not_apply() -> None:
+def test_growing_each_ends_where_a_tail_has_to_be_copied_first() -> None:
     allocator = PagedAllocator(20, 4)
     for name, num_tokens in (("full", 8), ("half", 6), ("shared", 7)):
         allocator.allocate(name, num_tokens)
     allocator.fork("shared", "twin")
     before = state(allocator)
-    assert allocator.grow_each(["half", "full"], [7, 9]) == 0  # room enough: no new block
-    assert allocator.grow_each(["shared", "full"], [9, 9]) == 0  # the tail would have to be copied first
-    assert allocator.grow_each(["nobody", "full"], [9, 9]) == 0
+    assert allocator.grow_each(["shared", "full"]) == 0
+    with pytest.raises(AllocatorError, match="'nobody' has no block table"):
+        allocator.grow_each(["full", "nobody"])
     assert state(allocator) == before
-    assert allocator.grow_each(["full", "half"], [9, 13]) == 1  # two blocks at once are not one
+    assert allocator.grow_each(["half", "full", "twin", "full"]) == 2
+    assert [allocator.num_tokens(name) for name in ("half", "full", "twin")] == [9, 9, 7]
     allocator.audit()
+
+
+def test_neither_grows_each_nor_fills_each_in_a_window() -> None:
+    allocator = PagedAllocator(20, 4, sliding_window=8)
+    allocator.allocate("a", 6)
+    with pytest.raises(AllocatorError, match="window"):
+        allocator.grow_each(["a"])
+    with pytest.raises(AllocatorError, match="'a' has no room of its own for 8 tokens"):
+        allocator.fill_each(["a"])
 
 
 def test_filling_each_is_appending_and_registering() -> None:
     together, alone = grown_twins(True)
-    together.fill_each([1, 2], [8, 8])
+    together.fill_each([1, 2])
     for seq_id, num_tokens in ((1, 3), (2, 1)):
         alone.append_slots(seq_id, num_tokens)
         alone.register(seq_id, 8)
@@ -525,11 +535,9 @@ def test_filling_each_is_appending_and_registering() -> None:
 def test_filling_each_takes_no_block_and_copies_none() -> None:
     allocator = PagedAllocator(20, 4, enable_prefix_caching=True)
     allocator.allocate("a", 6, keys=keys(1))
-    with pytest.raises(AllocatorError, match="'a' has no room of its own for 9 tokens"):
-        allocator.fill_each(["a"], [9])
     allocator.fork("a", "b", keys=keys(2))
     with pytest.raises(AllocatorError, match="'a' has no room of its own for 8 tokens"):
-        allocator.fill_each(["a"], [8])
+        allocator.fill_each(["a"])
     allocator.audit()
 
 
