@@ -298,16 +298,19 @@ def write_compare_plots(compare: pd.DataFrame, out_dir: Path | str) -> list[Path
     return _save_all(figures, out_dir)
 
 
+SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "running_mean", "block_utilization")
+"""What the pictures of a sweep show: these answer most questions."""
+
+
 def write_sweep_plots(
     sweep: pd.DataFrame, parameters: list[str], out_dir: Path | str, *, metrics: list[str] | None = None
 ) -> list[Path]:
     """Write a curve per metric against the first parameter, and, with a second one, a heat map beside it.
 
-    `metrics` default to those that answer most questions; columns the sweep lacks or that are empty are left out.
+    `metrics` default to `SWEEP_METRICS`; columns the sweep lacks or that are empty are left out.
     """
-    wanted = metrics or ["output_throughput", "mean_ttft_ms", "mean_tpot_ms", "running_mean", "block_utilization"]
     figures: dict[str, Figure] = {}
-    for metric in wanted:
+    for metric in metrics or SWEEP_METRICS:
         if metric not in sweep or sweep[metric].isna().all():
             continue
         by = parameters[1] if len(parameters) > 1 else None

@@ -6,7 +6,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -91,25 +91,37 @@ def sweep(
     is_zipped = zip if zip is not None else block.zip if block is not None else False
     chosen_seeds = seeds_of(given_seeds, base.scenario.seed)
     points = make_grid(base, chosen, seeds=chosen_seeds, is_zipped=is_zipped, option=option)
-    where = _Workers(jobs or default_jobs(), dask)
-    if out is None:
-        return SweepResult(rows_of(points, _Runner(points, where, None, progress).run()), tuple(chosen))
-    with owned(Path(out), force=force) as store:
-        again = base.with_values({"sweep": {"vary": chosen, "zip": is_zipped, "seeds": list(chosen_seeds)}})
-        files = _Files(Path(out), points, tuple(chosen), again.to_yaml())
-        runner = _Runner(points, where, store, progress)
-        try:
-            runner.run()
-        except KeyboardInterrupt:
-            files.write(runner.results, plots=False)
-            raise
-        return SweepResult(files.write(runner.results, plots=plots), tuple(chosen), Path(out))
+    with _Workers(jobs or default_jobs(), dask) as workers:
+        if out is None:
+            return SweepResult(rows_of(points, _Runner(points, workers, None, progress).run()), tuple(chosen))
+        with owned(Path(out), force=force) as store:
+            again = base.with_values({"sweep": {"vary": chosen, "zip": is_zipped, "seeds": list(chosen_seeds)}})
+            files = _Files(Path(out), points, tuple(chosen), again.to_yaml())
+            runner = _Runner(points, workers, store, progress)
+            try:
+                runner.run()
+            except KeyboardInterrupt:
+                files.write(runner.results, plots=False)
+                raise
+            rows = files.write(runner.results, plots=plots, workers=workers)
+            return SweepResult(rows, tuple(chosen), Path(out))
 
 
-@dataclass(frozen=True)
 class _Workers:
-    jobs: int
-    dask: str | None = None
+    """Who computes the points: this process, processes of its own, or a cluster. Started when they are first needed."""
+
+    def __init__(self, jobs: int, dask: str | None = None) -> None:
+        self.jobs = jobs
+        self.dask = dask
+        self._open = ExitStack()
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        self._executor = None
+        return self._open.__exit__(*error)
 
     @property
     def is_this_process(self) -> bool:
@@ -119,8 +131,32 @@ class _Workers:
     def share_no_disk(self) -> bool:
         return self.dask is not None
 
-    def executor(self, num_points: int) -> AbstractContextManager[Executor]:
-        return local_executor(min(self.jobs, num_points)) if self.dask is None else dask_executor(self.dask)
+    @contextmanager
+    def executor(self, num_points: int) -> Iterator[Executor]:
+        """The same one each time; after an error a new one."""
+        if self._executor is None:
+            jobs = min(self.jobs, num_points)
+            self._executor = self._open.enter_context(
+                local_executor(jobs) if self.dask is None else dask_executor(self.dask)
+            )
+        try:
+            yield self._executor
+        except BrokenExecutor:
+            self._executor = None
+            self._open.close()
+            raise
+
+    def run_each(self, tasks: Sequence[Callable[[], object]]) -> None:
+        """Run tasks on this machine: side by side where processes are at hand, else one after the other."""
+        if self._executor is not None and not self.share_no_disk:
+            try:
+                for future in [self._executor.submit(task) for task in tasks]:
+                    future.result()
+                return
+            except BrokenExecutor:
+                self._executor = None
+        for task in tasks:
+            task()
 
 
 class _Runner:
@@ -207,32 +243,40 @@ class _Files:
     keys: tuple[str, ...]
     scenario: str
 
-    def write(self, results: Mapping[int, Done], *, plots: bool) -> list[dict[str, Any]]:
-        """Tables of what is done, and pictures; each file is whole or as it was."""
+    def write(
+        self, results: Mapping[int, Done], *, plots: bool, workers: _Workers | None = None
+    ) -> list[dict[str, Any]]:
+        """Tables of what is done, and pictures, which `workers` may draw; each file is whole or as it was."""
         rows = rows_of(self.points, results)
         write_whole(self.out / "scenario.yaml", lambda path: path.write_text(self.scenario, encoding="utf-8"))
         write_tables(self.out, rows, self.keys)
         has_pictures = plots and any(row["status"] == "ok" for row in rows)
-        drawn = self._draw(rows) if has_pictures else set()
+        drawn = self._draw(rows, workers or _Workers(1)) if has_pictures else set()
         for pattern in PICTURES:
             for picture in self.out.glob(pattern):
                 if picture.name not in drawn:
                     picture.unlink(missing_ok=True)
         return rows
 
-    def _draw(self, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    def _draw(self, rows: Sequence[Mapping[str, Any]], workers: _Workers) -> set[str]:
         """The names of the pictures that were put in place."""
-        import pandas as pd
-
-        from kvsim.report.plots import write_sweep_plots
+        from kvsim.report.plots import SWEEP_METRICS
 
         drawn = [row for row in rows if row["status"] == "ok"]
         with _aside(self.out) as folder:
-            write_sweep_plots(pd.DataFrame(drawn), list(self.keys), folder)
+            workers.run_each([partial(_draw_metric, drawn, list(self.keys), folder, name) for name in SWEEP_METRICS])
             names = sorted(picture.name for picture in folder.iterdir())
             for name in names:
                 (folder / name).replace(self.out / name)
         return set(names)
+
+
+def _draw_metric(rows: Sequence[Mapping[str, Any]], keys: list[str], folder: Path, metric: str) -> None:
+    import pandas as pd
+
+    from kvsim.report.plots import write_sweep_plots
+
+    write_sweep_plots(pd.DataFrame(rows), keys, folder, metrics=[metric])
 
 
 @contextmanager
