@@ -1,6 +1,6 @@
 """The tables a run writes, with exactly the columns of the documentation.
 
-Columns are turned into text one at a time and joined row by row: several times faster than a DataFrame's writer.
+Rows are formatted from columns a thousand at a time: several times faster than a DataFrame's writer.
 Times become seconds and milliseconds here, exactly (shortest text that reads back to the same float).
 """
 
@@ -11,11 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from kvsim.metrics.columns import IntArray
+from kvsim.metrics.columns import CHUNK_ROWS, IntArray
 from kvsim.metrics.percentiles import FloatArray
 from kvsim.metrics.recorder import NEVER, STATUS_CODE, STATUSES, STEP_COLUMN, EndedRequests, Recorder
 from kvsim.request import Status
@@ -68,6 +68,9 @@ REQUEST_COLUMNS = (
 )
 
 UTILIZATION_DIGITS = 6
+
+_MARKS = ',"\n\r'
+"""A text with one of these stands in quotes."""
 
 Column: TypeAlias = IntArray | FloatArray | list[str]
 """Integers, floats (NaN: nothing to say), or texts."""
@@ -133,8 +136,38 @@ def write_table(path: Path, columns: Mapping[str, Column]) -> None:
     """One CSV file with a header line and Unix line ends."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(columns) + "\n")
-        rows = zip(*(_texts(column) for column in columns.values()), strict=True)
-        file.writelines(line + "\n" for line in map(",".join, rows))
+        num_rows = len(next(iter(columns.values()), ()))
+        for start in range(0, num_rows, CHUNK_ROWS):
+            _write_rows(file, [column[start : start + CHUNK_ROWS] for column in columns.values()])
+
+
+def _write_rows(file: TextIO, columns: Sequence[Column]) -> None:
+    """Rows through one format, in which what all of them have in common stands already."""
+    parts, moving = [], []
+    for column in columns:
+        part, values = _format(column)
+        parts.append(part)
+        if values is not None:
+            moving.append(values)
+    line = ",".join(parts) + "\n"
+    if moving:
+        file.writelines(map(line.__mod__, zip(*moving, strict=True)))
+    else:
+        file.write(line % () * len(columns[0]))
+
+
+def _format(column: Column) -> tuple[str, list[Any] | None]:
+    """How to write a column's values, and the values; None if all are the one that the format holds."""
+    if isinstance(column, list):
+        if len(set(column)) == 1:
+            return _quoted(column[0]).replace("%", "%%"), None
+        has_marks = any(mark in "".join(column) for mark in _MARKS)
+        return "%s", list(map(_quoted, column)) if has_marks else column
+    if column.dtype.kind == "i":
+        return (str(column[0]), None) if column.min() == column.max() else ("%d", column.tolist())
+    if np.isnan(column).any():
+        return "%s", [repr(value) if value == value else "" for value in column.tolist()]
+    return "%r", column.tolist()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -170,18 +203,8 @@ def _cell(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _texts(column: Column) -> list[str]:
-    if isinstance(column, list):
-        return list(map(_quoted, column))
-    if column.dtype.kind == "i":
-        if len(column) and column.min() == column.max():
-            return [str(column[0])] * len(column)
-        return list(map(str, column.tolist()))
-    return [repr(value) if value == value else "" for value in column.tolist()]
-
-
 def _quoted(text: str) -> str:
-    if not any(mark in text for mark in ',"\n\r'):
+    if not any(mark in text for mark in _MARKS):
         return text
     buffer = StringIO()
     csv.writer(buffer, lineterminator="").writerow([text])
