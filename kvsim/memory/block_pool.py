@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, compress, islice
+from operator import not_
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from kvsim.types import AllocatorError, BlockId
@@ -89,8 +90,7 @@ class LinkedFreeList(OrderedDict[BlockId, None]):
 
     def take_many(self, count: int, /) -> list[BlockId]:
         taken = list(islice(reversed(self) if self._is_lifo else self, count))
-        for block_id in taken:
-            del self[block_id]
+        _forget(self, taken)
         return taken
 
     def extend(self, block_ids: Sequence[BlockId], /) -> None:
@@ -98,6 +98,11 @@ class LinkedFreeList(OrderedDict[BlockId, None]):
 
     def remove(self, block_id: BlockId, /) -> None:
         del self[block_id]
+
+
+def _forget(blocks: OrderedDict[BlockId, None], block_ids: Iterable[BlockId]) -> None:
+    """Delete keys that are there, without a loop in Python."""
+    deque(map(blocks.pop, block_ids), maxlen=0)
 
 
 class LruFreeList:
@@ -121,26 +126,18 @@ class LruFreeList:
         del blank[start:]
         if len(taken) < count:
             oldest = list(islice(cached, count - len(taken)))
-            for block_id in oldest:
-                del cached[block_id]
+            _forget(cached, oldest)
             taken += oldest
         return taken
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
-        cached = self._cached
         texts = list(map(self._text_of, block_ids))
-        if None not in texts:
-            cached.update(dict.fromkeys(block_ids))
-            return
-        blank = []
-        for block_id, text in zip(block_ids, texts, strict=True):
-            if text is None:
-                blank.append(block_id)
-            else:
-                cached[block_id] = None
-        # The first of the walk is to be the foremost, so it is pushed last.
-        blank.reverse()
-        self._blank += blank
+        if None in texts:
+            is_blank = [text is None for text in texts]
+            # The first of the walk is to be the foremost, so it is pushed last.
+            self._blank += list(compress(block_ids, is_blank))[::-1]
+            block_ids = list(compress(block_ids, map(not_, is_blank)))
+        self._cached.update(dict.fromkeys(block_ids))
 
     def remove(self, block_id: BlockId) -> None:
         if block_id in self._cached:

@@ -263,22 +263,22 @@ class PagedAllocator:
         Raises AllocatorError for an unknown or swapped sequence, for a tail that others share, and for windows.
         """
         size, tables, index = self.block_size, self._tables, self.index
-        is_watched = self.journal is not None
+        is_watched, may_share = self.journal is not None, self.window_blocks or self._num_shared_tails
         for seq_id in seq_ids:
             table = tables.get(seq_id) or self._table(seq_id)
-            block_ids, keys = table.block_ids, table.keys
+            block_ids, keys, first = table.block_ids, table.keys, table.num_registered
             num_tokens = len(block_ids) * size
-            if self.window_blocks or (self._num_shared_tails and self._shares_tail(table)):
+            if may_share and (self.window_blocks or self._shares_tail(table)):
                 raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {num_tokens} tokens")
             table.num_tokens = num_tokens
             if keys is None:
                 continue
-            num_full, first = keys.num_full_blocks(num_tokens), table.num_registered
-            if num_full != first + 1 or is_watched:
+            num_full = keys.num_full_blocks(num_tokens)
+            if num_full == first + 1 and not is_watched:
+                table.place = index.add(block_ids[first], table.place or index.root, keys, first)
+                table.num_registered = num_full
+            else:
                 self._register_upto(table, num_full)
-                continue
-            table.place = index.add(block_ids[first], table.place or index.root, keys, first)
-            table.num_registered = num_full
 
     def _shares_tail(self, table: BlockTable) -> bool:
         """Its last block is partly filled and not its own: who writes there copies it first."""
@@ -562,22 +562,22 @@ class PagedAllocator:
         """Hand out the next block; if it carries a cached text, that is evicted now and not before."""
         block_id = self._free_pop()
         if self.index.drop(block_id):
-            self._note_evicted(block_id)
+            self._note_evicted((block_id,))
         return block_id
 
     def _pop_many_and_forget(self, count: int) -> list[BlockId]:
         taken = self._free_pop_many(count)
-        for block_id in self.index.drop_all(taken):
-            self._note_evicted(block_id)
+        self._note_evicted(self.index.drop_all(taken))
         return taken
 
-    def _note_evicted(self, block_id: BlockId) -> None:
+    def _note_evicted(self, block_ids: Sequence[BlockId]) -> None:
         if self.journal is not None:
-            self.journal.record("evicted", block_id, 0)
+            for block_id in block_ids:
+                self.journal.record("evicted", block_id, 0)
         if self._evicted is not None:
-            self._evicted.append(block_id)
-        self.num_evicted += 1
-        self._num_cached_idle -= 1
+            self._evicted += block_ids
+        self.num_evicted += len(block_ids)
+        self._num_cached_idle -= len(block_ids)
 
     def _share_all(self, block_ids: Sequence[BlockId], sharers: Sequence[SeqId], surplus: int) -> None:
         for sharer in sharers:

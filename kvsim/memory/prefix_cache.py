@@ -8,6 +8,7 @@ a branch are kept together in runs, and a block that nobody looks for costs two 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple, Protocol, cast
 
 from kvsim.memory.interface import KeyChain, Link
@@ -246,7 +247,8 @@ class PrefixIndex:
             carriers.append(block_id)
             self.run_of[block_id] = run
             self.num_hashed += 1
-            return Place(run, place + 1)
+            # Done for every block that a decode fills: calling the class takes three times as long.
+            return tuple.__new__(Place, (run, place + 1))
         return self.add_all((block_id,), after, keys, depth)
 
     def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
@@ -276,9 +278,8 @@ class PrefixIndex:
     def _add_new(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, depth: int) -> Place:
         """Blocks of a text that nobody carried up to here: the text's own run gets longer, or a new one leaves it."""
         run_of = self.run_of
-        for block_id in block_ids:
-            if run_of[block_id] is not None:
-                raise _carries_another(block_id)
+        if any(map(run_of.__getitem__, block_ids)):
+            raise _carries_another(next(block_id for block_id in block_ids if run_of[block_id] is not None))
         run, place = after
         if run.keys is keys and place == len(run.carriers) - 1 and place not in run.branches:
             run.carriers += block_ids
@@ -312,8 +313,31 @@ class PrefixIndex:
 
     def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Forget the texts of blocks, in order; returns those that carried one."""
-        drop, run_of = self.drop, self.run_of
-        return [block_id for block_id in block_ids if run_of[block_id] is not None and drop(block_id)]
+        run_of = self.run_of
+        runs = list(map(run_of.__getitem__, block_ids))
+        if None in runs:
+            block_ids, runs = list(compress(block_ids, runs)), list(filter(None, runs))
+        dropped, num_left = block_ids, len(block_ids)
+        while num_left:
+            run = cast(PrefixRun, run_of[block_ids[0]])
+            num_dropped = self._drop_end(run, block_ids) or int(self.drop(block_ids[0]))
+            block_ids = block_ids[num_dropped:]
+            num_left -= num_dropped
+        return list(dropped)
+
+    def _drop_end(self, run: PrefixRun, block_ids: Sequence[BlockId]) -> int:
+        """`drop` for the leading blocks that are the end of a run backwards; returns how many, 0 if they are not."""
+        carriers = run.carriers
+        num_blocks = min(len(carriers), len(block_ids))
+        if run.more or run.branches or carriers[-1 : -num_blocks - 1 : -1] != block_ids[:num_blocks]:
+            return 0
+        del carriers[-num_blocks:]
+        for block_id in block_ids[:num_blocks]:
+            self.run_of[block_id] = None
+        self.num_hashed -= num_blocks
+        if not carriers or carriers[-1] is None:
+            run.trim()
+        return num_blocks
 
     def places(self) -> list[tuple[BlockId, Place]]:
         """Where each block that carries a text stands, found by walking the whole index (for audits)."""
