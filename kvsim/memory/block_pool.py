@@ -258,24 +258,21 @@ class BlockPool:
         return num_revived
 
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
-        """Drop one reference of each block of a table; returns those that became free, in walk order."""
+        """Drop one reference of each block of a table; returns those that became free, in walk order.
+
+        Raises AllocatorError if one has none; nothing is changed then.
+        """
         ref = self.ref
-        walk = list(reversed(block_ids) if self.free.is_tail_first else block_ids)
-        if not self.num_shared and all(map(ref.__getitem__, walk)):
-            # Every block has this one reference.
-            for block_id in walk:
-                ref[block_id] = 0
-            self.free.extend(walk)
-            return walk
-        freed = []
-        for block_id in walk:
-            count = ref[block_id]
-            if count == 1:
-                freed.append(block_id)
-            elif count == 2:
-                self.num_shared -= 1
-            elif not count:
-                raise AllocatorError(f"block {block_id} is freed twice")
-            ref[block_id] = count - 1
+        freed = walk = list(reversed(block_ids) if self.free.is_tail_first else block_ids)
+        counts = list(map(ref.__getitem__, walk))
+        if counts.count(1) < len(walk):
+            if 0 in counts:
+                raise AllocatorError(f"block {walk[counts.index(0)]} is freed twice")
+            freed = list(compress(walk, map((1).__eq__, counts)))
+            for block_id, count in compress(zip(walk, counts, strict=True), map((1).__ne__, counts)):
+                ref[block_id] = count - 1
+                self.num_shared -= count == 2
+        for block_id in freed:
+            ref[block_id] = 0
         self.free.extend(freed)
         return freed

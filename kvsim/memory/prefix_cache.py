@@ -221,6 +221,11 @@ class PrefixIndex:
 
     def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
         """Where a path of blocks ends: they carry consecutive texts from the start of one prefix; None if not."""
+        if block_ids and (first := self.run_of[block_ids[0]]) is not None and first.parent is self.root.run:
+            # Most matches lie in one run.
+            num_blocks = len(block_ids)
+            if first.parent_place == -1 and first.carriers[:num_blocks] == list(block_ids):
+                return Place(first, num_blocks - 1)
         run, place = self.root
         for block_id in block_ids:
             carried = self.run_of[block_id]

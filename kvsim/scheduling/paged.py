@@ -40,6 +40,9 @@ class PagedScheduler(ContinuousScheduler):
             self._register_filled(filled)
             return
         computed = merged([chunk.seq for chunk in step.prefills], step.decodes)
+        if filled and filled[-1].rank < computed[0].rank:
+            self._register_filled(filled)
+            filled = ()
         for seq in merged(computed, filled):
             if seq.join_tick >= 0:
                 self._register_member(seq)
