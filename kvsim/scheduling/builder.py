@@ -148,6 +148,19 @@ class PlanBuilder(PendingStep):
         )
         return _new(StepPlan, plan + _PLAN_REST)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing happened but that members of the calendar took a block each."""
+        return not (
+            self.prefills
+            or self.decodes
+            or self.preempted
+            or self.resumed
+            or self.skipped
+            or self.copies
+            or self.num_new_rows > self.num_crossed
+        )
+
     def drop(self, seq: Sequence) -> None:
         """A sequence that had its turn is preempted: its tokens are given back to the budget."""
         if seq in self.grown:
@@ -168,18 +181,23 @@ class PlanBuilder(PendingStep):
 
 def quiet_plan(
     step: int,
+    tick: int,
     num_decodes: int,
     context_tokens: int,
     grown: tuple[Sequence, ...],
     num_table_entries: int,
-    counts: tuple[int, int],
-    tick: int,
+    counts: tuple[int, int, int, int],
+    head: tuple[bool, int, str] = (False, 0, ""),
 ) -> StepPlan:
-    """The plan of a step of decodes that all go on; each of `grown` takes one block. `counts`: requests, sequences."""
+    """The plan of a step of decodes that all go on; each of `grown` takes one block.
+
+    `counts`: running requests, their sequences, waiting and swapped requests. `head`: `waits_for_memory`, `head_slots`
+    and `head_wait`.
+    """
     num_new = len(grown)
     shape = (num_decodes, context_tokens, (), 0, 0, 0, 0, num_new, num_new, num_table_entries, 0, num_new)
     plan = (step, _new(StepShape, shape + _SHAPE_REST), *_QUIET_UNTIL_GROWN, grown, *_QUIET_UNTIL_COUNTS, *counts,
-            0, 0, False, 0, "", num_new, tick)  # fmt: skip
+            *head, num_new, tick)  # fmt: skip
     return _new(StepPlan, plan + _QUIET_REST)
 
 

@@ -71,12 +71,12 @@ class ContinuousScheduler(TokenEmission):
         self.num_fast_steps += 1
         return quiet_plan(
             self.num_steps - 1,
+            tick,
             num_seqs,
             calendar.context_tokens,
             tuple(crossing),
             self.num_table_entries,
-            (len(self.running), self.num_seats),
-            tick,
+            (len(self.running), self.num_seats, 0, 0),
         )
 
     def _note_quiet(self, tick: int) -> None:
@@ -456,6 +456,21 @@ class ContinuousScheduler(TokenEmission):
     def _end_step(self, step: PlanBuilder) -> StepPlan:
         """Count the step's tokens as stored, and write the plan down."""
         calendar = self.calendar
+        counts = (len(self.running), self.num_seats, len(self.waiting), len(self.swapped))
+        if step.is_decode_tick and calendar.num_seqs and step.is_quiet and not self.detail and self.uses_calendar:
+            step.num_bulk = calendar.num_seqs
+            calendar.advance()
+            self._in_flight.append(step)
+            return quiet_plan(
+                step.step,
+                step.tick,
+                step.num_bulk,
+                calendar.context_tokens,
+                tuple(step.grown),
+                self.num_table_entries,
+                counts,
+                (step.waits_for_memory, step.head_slots, step.head_wait),
+            )
         has_entries = bool(step.prefills or step.decodes)
         context = self._count_stored(step) if has_entries else 0
         if step.is_decode_tick and (has_entries or calendar.num_seqs):
@@ -473,7 +488,7 @@ class ContinuousScheduler(TokenEmission):
             self.num_table_entries,
             decodes,
             updates,
-            (len(self.running), self.num_seats, len(self.waiting), len(self.swapped)),
+            counts,
         )
 
     def _count_stored(self, step: PlanBuilder) -> int:
