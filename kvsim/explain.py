@@ -83,7 +83,8 @@ class LifeStory:
         self._wait: _Wait | None = None
         self._chunks: list[int] = []
         self._seqs: dict[int, Sequence] = {}
-        self._stored_before = 0
+        self._stored_before: dict[int, int] = {}
+        """Tokens that a recompute threw away, by sequence: the most it ever had."""
         self._last_ns: Ns = 0
 
     def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
@@ -116,7 +117,10 @@ class LifeStory:
         if mine := [seq for seq in plan.resumed if self._is_mine(seq)]:
             self._stop_waiting(now)
             self._tell(now, f"is swapped in again{_sequences(len(mine))} and goes on where it was")
-        self._chunks += [chunk.num_tokens for chunk in self._mine(plan.prefills)]
+        for chunk in self._mine(plan.prefills):
+            self._chunks.append(chunk.num_tokens)
+            end = min(chunk.start + chunk.num_tokens, self._stored_before.get(chunk.seq.seq_id, 0))
+            self.num_recomputed_tokens += max(0, end - chunk.start)
         if rejected := self._mine(plan.rejected):
             self._stop_waiting(now)
             self._tell(now, f"is given up by the engine: {rejected[0].reason}")
@@ -156,7 +160,9 @@ class LifeStory:
         how = "swapped out to the host" if preempted[0].is_swap else "thrown out, to be computed again"
         tokens = _count(stored, "stored token")
         self._tell(now, f"is preempted: blocks ran out and it is the engine's victim. {tokens} {_are(stored)} {how}")
-        self._stored_before = 0 if preempted[0].is_swap else stored
+        for entry in () if preempted[0].is_swap else preempted:
+            before = self._stored_before.get(entry.seq.seq_id, 0)
+            self._stored_before[entry.seq.seq_id] = max(before, entry.num_stored_tokens)
         self._wait = _Wait(now)
 
     def _on_admitted(self, plan: StepPlan, admitted: list[Any], now: Ns) -> None:
@@ -169,8 +175,6 @@ class LifeStory:
         where = "hits in the prefix cache" if is_cached else "shared between its sequences"
         hits = f"; {_count(hit, 'token')} {_are(hit)} {where}" if hit else ""
         self._tell(now, f"is admitted{again}{_sequences(len(admitted))}, {plan.num_running} running{hits}")
-        if admitted[0].is_resumed:
-            self.num_recomputed_tokens += max(0, self._stored_before - hit)
         self._chunks = []
 
     def _on_started(self, now: Ns) -> None:
@@ -186,7 +190,8 @@ class LifeStory:
     def _see_waiting(self, wait: _Wait, plan: StepPlan, now: Ns) -> None:
         head, reason = self._head(), self._reason(plan)
         is_head = head == self.request_id
-        if is_head and reason == "blocks" and not wait.need:
+        # In a step with a preemption some engines admit nobody, whatever there is room for.
+        if is_head and reason == "blocks" and not wait.need and not plan.preempted:
             wait.need = self.scheduler.describe_block()
         wait.see(now, self._goal(reason), head, is_head=is_head)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvsim.explain import LifeStory
 from kvsim.memory import PagedAllocator
+from kvsim.registry import build
 from kvsim.request import Request, Sampling
+from kvsim.runs import resolve
 from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
+from kvsim.sim.run import simulate
 from kvsim.tokens import TokenStream
 from kvsim.types import KvsimError
 
@@ -112,3 +117,62 @@ def test_many_preemptions_are_summarised() -> None:
     told = [event.text for event in story._told()]
     assert told[-2:] == ["is preempted 5 times more and comes back each time, within 40.000 ms", "cycle 9"]
     assert "cycle 4" not in told
+
+
+def lengths(request_id: str, prompt: int, output: int, **more: int) -> dict[str, Any]:
+    return {"id": request_id, "prompt_tokens": prompt, "output_tokens": output, **more}
+
+
+RIVALS = [lengths("A", 8, 9), lengths("B", 6, 6, n=2)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_blocks", "settings", "requests", "need"),
+    [
+        (
+            "paged",
+            10,
+            {"allocator.watermark": 0.2},
+            [lengths("A", 16, 5), lengths("X", 16, 5), lengths("B", 4, 1)],
+            "1 block for 4 tokens; the pool has 2 free of 10, of which 2 must stay free (watermark)",
+        ),
+        (
+            "orca-max",
+            6,
+            {"scheduler.max_model_len": 16},
+            [lengths("A", 8, 8), lengths("B", 8, 8)],
+            "a region of 16 slots; the pool has 8 free of 24, 8 in one piece",
+        ),
+        (
+            "orca-oracle",
+            6,
+            {"scheduler.max_model_len": 16},
+            [lengths("A", 8, 8), lengths("B", 8, 8)],
+            "a region of 15 slots; the pool has 8 free of 24, 8 in one piece",
+        ),
+        # B's samples of 10 tokens shared one full block of the prompt: 1 + 2 x 2 blocks.
+        ("paged", 8, {}, RIVALS, "5 blocks for what its 2 sequences held before; the pool has 4 free of 8"),
+        (
+            "paged",
+            8,
+            {"scheduler.preemption": "swap_forked", "memory.num_cpu_blocks_override": 20},
+            RIVALS,
+            "5 blocks for what it has on the host and its next tokens; the pool has 4 free of 8",
+        ),
+    ],
+)
+def test_what_the_head_of_the_line_needs_is_more_than_there_is(
+    engine: str, num_blocks: int, settings: dict[str, Any], requests: list[dict[str, Any]], need: str
+) -> None:
+    scenario = {
+        "engine": engine,
+        "memory": {"num_gpu_blocks_override": num_blocks},
+        "allocator": {"block_size": 4},
+        "scheduler": {"max_model_len": 32},
+        "workload": {"requests": requests},
+    }
+    built = build(resolve(scenario, settings).scenario)
+    story = LifeStory("B", built.scheduler)
+    recorder = simulate(built.scheduler, built.cost, built.source, observers=(story,)).recorder
+    assert f"needs {need})" in story.text()
+    assert story.num_recomputed_tokens == recorder.totals.num_recomputed_tokens

@@ -113,7 +113,7 @@ class RequestLog:
         self.num_cow_copies = 0
         self.peak_blocks = 0
         self.sequences: list[Sequence] | None = None
-        """Its sequences with tables, once it has forked."""
+        """Its sequences with tables, once it has several."""
 
 
 _Planned: TypeAlias = tuple[StepPlan, Usage, int, int, Parts | None]
@@ -207,7 +207,9 @@ class Recorder:
         self._inherited: dict[int, int] = {}
         """Tokens that a beam took over from its parent: emitted once, by the parent."""
         self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
+        self._splits_samples = getattr(scheduler, "splits_samples", False)
         self._num_forked = 0
+        """Live requests that have had several sequences with tables."""
         self._num_submitted = 0
         self._planned: deque[_Planned] = deque()
         """What was not applied yet: one plan, or two in asynchronous scheduling."""
@@ -303,11 +305,21 @@ class Recorder:
         log = self.live[seq.request.request_id]
         if log.first_scheduled_ns == NEVER:
             log.first_scheduled_ns = now
+        if self._splits_samples and seq.request.sampling.n > 1:
+            self._on_sample(log, seq)
         if not admission.is_resumed:
             log.prefix_hit_tokens += admission.num_hit_tokens
             self.totals.prefix_cache_hits += admission.num_hit_tokens
             if self._is_caching:
                 self.totals.prefix_cache_queries += seq.prompt_len
+
+    def _on_sample(self, log: RequestLog, seq: Sequence) -> None:
+        """A sample gets a table of its own, beside those of its siblings."""
+        if log.sequences is None:
+            log.sequences = []
+            self._num_forked += 1
+        if seq not in log.sequences:
+            log.sequences.append(seq)
 
     def _on_chunk(self, chunk: PrefillChunk) -> None:
         stored_before = self._high_water.get(chunk.seq.seq_id, 0)
@@ -324,9 +336,10 @@ class Recorder:
             log.peak_blocks = num_blocks
 
     def _on_forked_growth(self, plan: StepPlan) -> None:
-        """Forked requests share blocks: count the distinct ones."""
+        """Samples of a request share blocks: count the distinct ones."""
         block_table = self.scheduler.allocator.block_table
-        for request_id in dict.fromkeys(seq.request.request_id for seq in (*plan.grown, *plan.resumed)):
+        admitted = [admission.seq for admission in plan.admitted]
+        for request_id in dict.fromkeys(seq.request.request_id for seq in (*plan.grown, *plan.resumed, *admitted)):
             log = self.live[request_id]
             if log.sequences is not None:
                 on_gpu = [seq.seq_id for seq in log.sequences if seq.status is Status.RUNNING]

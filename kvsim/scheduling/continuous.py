@@ -76,7 +76,7 @@ class ContinuousScheduler(TokenEmission):
             calendar.context_tokens,
             tuple(crossing),
             self.num_table_entries,
-            (len(self.running), self.num_seats, 0, 0),
+            self._count_requests(),
         )
 
     def _note_quiet(self, tick: int) -> None:
@@ -327,11 +327,13 @@ class ContinuousScheduler(TokenEmission):
                 self._continue_one(seq, step)
 
     def _fits_back(self, group: Group) -> bool:
-        """Room for the blocks on the host, and for those that the next tokens take."""
-        tables = {seq: self.allocator.block_table(seq.seq_id) for seq in group.seqs}
-        blocks = {block_id for table in tables.values() for block_id in table}
         watermark = self.watermark_blocks if self.running else 0
-        return self.allocator.num_free_blocks - len(blocks) - self._num_to_take(tables) >= watermark
+        return self.allocator.num_free_blocks - self._num_to_return(group) >= watermark
+
+    def _num_to_return(self, group: Group) -> int:
+        """The blocks that it has on the host, and those that its next tokens take."""
+        tables = {seq: self.allocator.block_table(seq.seq_id) for seq in group.seqs}
+        return len({block_id for table in tables.values() for block_id in table}) + self._num_to_take(tables)
 
     def _num_to_take(self, tables: dict[Sequence, Seq[int]]) -> int:
         """Blocks that a group's next tokens take: new ones, and copies of those that several tables name."""
@@ -425,6 +427,20 @@ class ContinuousScheduler(TokenEmission):
         step.head_slots = num_tokens + reserved
         return False
 
+    def _describe_need(self, group: Group) -> str:
+        """As `_fits_back` and `_admit` ask."""
+        if group.seqs[0].status is Status.SWAPPED:
+            return f"{_blocks(self._num_to_return(group))} for what it has on the host and its next tokens"
+        leader, known = group.seqs[0], group.num_known_tokens
+        prefix = self._match(leader, known)
+        end = min(known, prefix.num_tokens + self.max_num_batched_tokens)
+        num_tokens = self._num_gate_tokens(group) if self.admits_full_prompt else end
+        needed = -(-num_tokens // self.allocator.block_size) - len(prefix.block_ids) + prefix.num_revived
+        if num_tokens > known:
+            return f"{_blocks(needed)} for what its {group.num_seats} sequences held before"
+        hits = f", {prefix.num_tokens} of them in the cache" if prefix.num_tokens else ""
+        return f"{_blocks(needed)} for {num_tokens} tokens{hits}"
+
     def _num_reserved(self, seq: Sequence, num_tokens: int) -> int:
         """Slots to set aside beyond `num_tokens`: the rest of the prompt, and the reservation for the output."""
         if self.reservation is None:
@@ -456,7 +472,7 @@ class ContinuousScheduler(TokenEmission):
     def _end_step(self, step: PlanBuilder) -> StepPlan:
         """Count the step's tokens as stored, and write the plan down."""
         calendar = self.calendar
-        counts = (len(self.running), self.num_seats, len(self.waiting), len(self.swapped))
+        counts = self._count_requests()
         if step.is_decode_tick and calendar.num_seqs and step.is_quiet and not self.detail and self.uses_calendar:
             step.num_bulk = calendar.num_seqs
             calendar.advance()
@@ -520,3 +536,7 @@ class ContinuousScheduler(TokenEmission):
         whole = [admission.seq for admission in step.admitted] + step.resumed
         updates = [TableUpdate(seq, 0, tuple(self.allocator.block_table(seq.seq_id))) for seq in whole]
         return (*updates, *step.updates)
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"

@@ -168,6 +168,7 @@ class TokenEmission(EngineState):
 
     def _leave_request(self, group: Group, outcome: OutcomeBuilder) -> None:
         request_id = group.request.request_id
+        self._note_move(group)
         groups = self.groups[request_id]
         if len(groups) > 1:
             groups.remove(group)

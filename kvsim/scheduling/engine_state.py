@@ -36,6 +36,9 @@ class EngineState:
     `table_updates` of every plan. Raises ScenarioError for keywords that contradict each other.
     """
 
+    splits_samples = False
+    """The samples of a request are admitted and preempted each for itself, a group each."""
+
     def __init__(
         self,
         allocator: KVAllocator,
@@ -119,6 +122,12 @@ class EngineState:
         self._grows_plainly = self._can_grow_plainly()
         self._is_plain = self._grows_plainly and self.reservation is None
         self._in_flight: deque[PendingStep] = deque()
+        self._moved: set[str] = set()
+        """Requests of several groups of which one came, went, or changed its place since they were counted."""
+        self._extras: dict[str, tuple[int, int]] = {}
+        self._num_extra_running = 0
+        """Running groups whose request has another one that runs."""
+        self._num_extra_waiting = 0
         self._num_orders = 0
         self._num_sequences_made = 0
         self._forked_entries = 0
@@ -149,6 +158,7 @@ class EngineState:
         self.groups[request.request_id] = groups
         for group in groups:
             self.waiting.add(group)
+        self._note_move(groups[0])
         return None
 
     def _make_groups(self, request: Request) -> list[Group]:
@@ -226,6 +236,7 @@ class EngineState:
         return tuple(aborted)
 
     def _abort_group(self, group: Group) -> None:
+        self._note_move(group)
         members = group.members
         match group.seqs[0].status:
             case Status.WAITING:
@@ -246,7 +257,31 @@ class EngineState:
 
     @property
     def num_running(self) -> int:
-        return len(self.running)
+        """Requests of which a sample runs."""
+        return self._count_requests()[0]
+
+    def _count_requests(self) -> tuple[int, int, int, int]:
+        """Requests of which a sample runs, the sequences that these run, requests that wait, and swapped ones."""
+        for request_id in self._moved:
+            states = [group.seqs[0].status for group in self.groups.get(request_id, ())]
+            extras = max(0, states.count(Status.RUNNING) - 1), max(0, states.count(Status.WAITING) - 1)
+            before = self._extras.pop(request_id, (0, 0))
+            self._num_extra_running += extras[0] - before[0]
+            self._num_extra_waiting += extras[1] - before[1]
+            if any(extras):
+                self._extras[request_id] = extras
+        self._moved.clear()
+        num_running, num_waiting = len(self.running), len(self.waiting)
+        return (
+            num_running - self._num_extra_running,
+            self.num_seats,
+            num_waiting - self._num_extra_waiting,
+            len(self.swapped),
+        )
+
+    def _note_move(self, group: Group) -> None:
+        if self.splits_samples and group.request.sampling.n > 1:
+            self._moved.add(group.request.request_id)
 
     def running_sequences(self) -> list[Sequence]:
         """Running sequences in running order, settled; not for the hot path."""
@@ -265,13 +300,19 @@ class EngineState:
         queue = self.swapped or self.waiting
         if not queue:
             return "nobody waits"
-        group, allocator = queue.head(), self.allocator
-        tokens = group.num_known_tokens
-        needed = -(-tokens // allocator.block_size)
+        group, watermark = queue.head(), self.watermark_blocks if self.running else 0
+        kept = f", of which {watermark} must stay free (watermark)" if watermark else ""
         return (
-            f"request {group.request_id!r} is {group.seqs[0].status} and needs {needed} blocks for {tokens} tokens; "
-            f"the pool has {allocator.num_free_blocks} free of {allocator.num_blocks}"
+            f"request {group.request_id!r} is {group.seqs[0].status} and needs {self._describe_need(group)}; "
+            f"the pool has {self._describe_pool()}{kept}"
         )
+
+    def _describe_need(self, group: Group) -> str:
+        """What a group waits for, in blocks or slots."""
+        raise NotImplementedError
+
+    def _describe_pool(self) -> str:
+        return f"{self.allocator.num_free_blocks} free of {self.allocator.num_blocks}"
 
     def _settle(self, seq: Sequence) -> None:
         """Bring a running sequence's counters, and the allocator's idea of its length, up to date."""
@@ -301,6 +342,7 @@ class EngineState:
         order = group.order = self._num_orders
         self._num_orders += 1
         self.running[order] = group
+        self._note_move(group)
         self.num_seats += group.num_seats
         group.next_place = len(group.seqs)
         for place, seq in enumerate(group.seqs):
@@ -311,6 +353,7 @@ class EngineState:
     def _stop_running(self, group: Group) -> None:
         """Take a group off the running list; its blocks are still there."""
         del self.running[group.order]
+        self._note_move(group)
         self.num_seats -= group.num_seats
         for seq in group.seqs:
             if seq.join_tick < 0:

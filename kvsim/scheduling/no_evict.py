@@ -21,6 +21,12 @@ class NoEvictScheduler(PagedScheduler):
     def _num_promised(self, group: Group) -> int:
         return self._num_worst_blocks(group, self._max_stored_tokens(group.request))
 
+    def _describe_need(self, group: Group) -> str:
+        return f"a promise of {self._num_promised(group)} blocks"
+
+    def _describe_pool(self) -> str:
+        return f"promised {self.num_promised_blocks} of {self.allocator.num_blocks}"
+
     def _has_room(self, group: Group, num_tokens: int, prefix: PrefixMatch, step: PlanBuilder) -> bool:
         watermark = self.watermark_blocks if self.running else 0
         free = self.allocator.num_blocks - watermark - self.num_promised_blocks

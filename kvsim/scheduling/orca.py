@@ -22,6 +22,8 @@ class OrcaScheduler(PagedScheduler):
     when the head of the queue is refused for a hole though the free total would do; the step pays for it.
     """
 
+    splits_samples = True
+
     def __init__(self, allocator: ContiguousAllocator, *, reservation: Reservation, **kwargs: Any) -> None:
         super().__init__(allocator, reservation=reservation, **kwargs)
         self.regions = allocator
@@ -41,11 +43,19 @@ class OrcaScheduler(PagedScheduler):
         reserved = max(self.region_reservation(request, sample) for sample in range(request.sampling.n))
         if self.regions.can_allocate(request.prompt_len, reserve_tokens=reserved) is not AllocStatus.NEVER:
             return None
-        return f"needs {request.prompt_len + reserved} slots at once, the pool has {self._describe_pool()}"
+        return f"needs {request.prompt_len + reserved} slots at once, the pool has {self._describe_whole()}"
 
-    def _describe_pool(self) -> str:
+    def _describe_whole(self) -> str:
         whole, largest = self.regions.num_blocks, self.regions.max_region
         return f"{whole}" if largest == whole else f"{whole}, at most {largest} in one piece"
+
+    def _describe_need(self, group: Group) -> str:
+        known = group.num_known_tokens
+        return f"a region of {known + self._num_reserved(group.seqs[0], known)} slots"
+
+    def _describe_pool(self) -> str:
+        regions = self.regions
+        return f"{regions.num_free_blocks} free of {regions.num_blocks}, {regions.largest_hole} in one piece"
 
     def _num_reserved(self, seq: Sequence, num_tokens: int) -> int:
         return max(0, seq.prompt_len + self.region_reservation(seq.request, seq.sample) - num_tokens)

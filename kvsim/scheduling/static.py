@@ -72,6 +72,8 @@ class StaticScheduler:
     `detail` lists decodes and addresses in every plan and keeps all counters current: the plain form of the rule.
     """
 
+    splits_samples = True
+
     def __init__(
         self,
         allocator: ContiguousAllocator,

@@ -29,6 +29,8 @@ class VllmV1Scheduler(ContinuousScheduler):
     arrival the last one to join is taken (the real engine's choice of the first can go round in a circle).
     """
 
+    splits_samples = True
+
     def __init__(
         self,
         allocator: KVAllocator,

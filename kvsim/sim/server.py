@@ -140,15 +140,17 @@ class Server:
             self.source.on_end(rejection.seq.request.request_id, now)
 
     def take_due(self, now: Ns) -> None:
-        """Deliver the arrivals and aborts whose time has come, arrivals first."""
-        next_ns = self.source.next_ns()
-        while next_ns is not None and next_ns <= now:
-            for request in self.source.take_due(now):
-                self._submit(request, now)
+        """Deliver the arrivals and aborts that are due, arrivals first; an abort may be what others waited for."""
+        while True:
             next_ns = self.source.next_ns()
-        while self._aborts and self._aborts[0][0] <= now:
-            _, _, request_id = heapq.heappop(self._aborts)
-            self._abort(request_id, now)
+            if next_ns is not None and next_ns <= now:
+                for request in self.source.take_due(now):
+                    self._submit(request, now)
+            elif self._aborts and self._aborts[0][0] <= now:
+                _, _, request_id = heapq.heappop(self._aborts)
+                self._abort(request_id, now)
+            else:
+                return
 
     def _submit(self, request: Any, now: Ns) -> None:
         rejection = self.scheduler.submit(request)

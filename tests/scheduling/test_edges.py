@@ -19,7 +19,8 @@ import kvsim
 from kvsim.memory import PagedAllocator
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.request import Sampling, Status
-from kvsim.runs import Options
+from kvsim.runs import Options, RunResult
+from kvsim.scenario.schema import ENGINES
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.policies import random_beams
@@ -293,3 +294,49 @@ def test_beams_of_two_requests_branch_each_in_its_own_way() -> None:
     children = {tuple(random_beams(seed, 3, 6, 6)) for seed in range(20)}
     assert len(children) > 10
     assert all(sum(counts) == 6 for counts in children)
+
+
+ONE_SECOND_STEPS = {"step_ms": 1000, "prefill_token_us": 0, "context_token_ns": 0}
+
+
+def play_by_engine(engine: str, requests: list[dict[str, Any]], **keys: Any) -> RunResult:
+    scenario = {
+        "engine": engine,
+        "memory": {"num_gpu_blocks_override": 40},
+        "allocator": {"block_size": 4},
+        "scheduler": {"max_model_len": 16, "max_num_seqs": 3},
+        "cost": ONE_SECOND_STEPS,
+        "workload": {"requests": requests, **keys},
+    }
+    return kvsim.run(scenario, options=Options(plots=False, check=True))
+
+
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "static"])
+def test_a_place_that_an_abort_frees_is_taken_in_the_same_step(engine: str) -> None:
+    """Two at a time; A gives up at 2 s, so that B arrives then, and the step that begins then computes its prompt."""
+    requests = [
+        {"id": "C", "prompt_tokens": 5, "output_tokens": 8},
+        {"id": "A", "prompt_tokens": 4, "output_tokens": 9, "abort_s": 2},
+        {"id": "B", "prompt_tokens": 12, "output_tokens": 2},
+    ]
+    last = play_by_engine(engine, requests, max_concurrency=2).requests.set_index("request_id").loc["B"]
+    assert (last["arrival_s"], last["first_scheduled_s"]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_samples_are_sequences_of_one_request(engine: str) -> None:
+    """Two requests of three samples, three sequences at a time: one runs, one waits."""
+    requests = [{"prompt_tokens": 6, "output_tokens": 5, "n": 3}] * 2
+    result = play_by_engine(engine, requests)
+    assert result.steps["num_running"].tolist() == [1] * 10
+    assert result.steps["num_waiting"].tolist() == [1] * 5 + [0] * 5
+    assert (result.summary["running_peak"], result.summary["running_mean"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_peak_blocks_are_those_of_all_samples(engine: str) -> None:
+    """Three samples of 10 stored tokens: blocks 1 + 3 x 2 if they share the prompt's full one, else a region each."""
+    result = play_by_engine(engine, [{"prompt_tokens": 6, "output_tokens": 5, "n": 3}])
+    slots = {"orca-max": 16, "orca-pow2": 6 + 8, "orca-oracle": 10, "static": 16}.get(engine)
+    assert result.requests["peak_blocks"].tolist() == [7 if slots is None else 3 * slots]
+    assert result.steps["used_blocks"].max() == result.requests["peak_blocks"].max()
