@@ -64,6 +64,15 @@ class _Held:
         """Stands for its last block: the same object for sequences that forked and have not written since."""
 
 
+class _Left(NamedTuple):
+    """What a sequence held until it was preempted: since and until which step, and the slots that it was to fill."""
+
+    tail: object
+    first: int
+    last: int
+    num_wanted: int
+
+
 class Ledger:
     """Counts the six parts of one scheduler's memory. Reads the scheduler; never changes it.
 
@@ -89,6 +98,10 @@ class Ledger:
         self._starts: list[tuple[int, int]] = []
         """Time, and time in which a request waited, before each applied step from the first that is dated."""
         self._held: dict[int, _Held] = {}
+        self._left: dict[int, list[_Left]] = {}
+        """What sequences that may end early held before each of their preemptions."""
+        self._most_stored: dict[int, int] = {}
+        """The most tokens that such a sequence had stored when it was preempted."""
         self._swapped: dict[int, tuple[int, object]] = {}
         """Stored tokens, and the tail, of swapped sequences."""
         self._can_share_tails = hasattr(self.allocator, "num_shared_partial_tails")
@@ -126,6 +139,8 @@ class Ledger:
             self._release(seq, 0)
         for preemption in plan.preempted:
             held = self._release(preemption.seq, preemption.num_stored_tokens)
+            if held is not None and self.dates_growth:
+                self._leave(preemption.seq.seq_id, held, preemption.num_stored_tokens)
             if preemption.is_swap:
                 tail = object() if held is None else held.tail
                 self._swapped[preemption.seq.seq_id] = (preemption.num_stored_tokens, tail)
@@ -133,6 +148,11 @@ class Ledger:
             self._hold(admission.seq, admission.num_hit_tokens)
         for seq in plan.resumed:
             self._hold(seq, *self._swapped.pop(seq.seq_id))
+
+    def _leave(self, seq_id: int, held: _Held, num_stored: int) -> None:
+        left = _Left(held.tail, held.since_step, self.num_planned, held.slots - held.over)
+        self._left.setdefault(seq_id, []).append(left)
+        self._most_stored[seq_id] = max(num_stored, self._most_stored.get(seq_id, 0))
 
     def on_step(self, duration_ns: int, is_saturated: bool) -> None:
         """The next step took this long; to be told while `dates_growth`."""
@@ -158,11 +178,17 @@ class Ledger:
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
                 parent = self._held.get(fork.parent.seq_id) if self._can_share_tails else None
                 self._hold(fork.child, fork.child.num_computed_tokens, None if parent is None else parent.tail)
+                if parent is not None:
+                    # Its empty slots are those of the tail that it shares.
+                    self._held[fork.child.seq_id].since_step = parent.since_step
         for seq in outcome.ended:
             if seq.seq_id in retained:
                 self._retain(seq)
             else:
                 self._release(seq, seq.num_computed_tokens)
+            if self._left:
+                self._left.pop(seq.seq_id, None)
+                self._most_stored.pop(seq.seq_id, None)
         for seq in outcome.released:
             self._release(seq, 0)
         if outcome.pruned:
@@ -177,7 +203,7 @@ class Ledger:
         if seq.seq_id in self._held:
             return
         slots = self._num_slots(seq.seq_id)
-        over = slots - seq.final_len if slots > seq.final_len else 0
+        over = max(0, slots - _len_in_place(seq))
         self._held[seq.seq_id] = _Held(slots, over, tail or object(), self.num_planned)
         self.over += over
 
@@ -200,8 +226,7 @@ class Ledger:
         for seq in grown:
             held = self._held[seq.seq_id]
             slots = self._num_slots(seq.seq_id)
-            if slots > seq.final_len:
-                self._exceed(held, slots - seq.final_len)
+            self._exceed(held, max(0, slots - _len_in_place(seq)))
             # New slots, or a copy of the tail that it shared: the empty ones behind are its own from here on.
             held.slots = slots
             held.since_step = self.num_planned
@@ -236,18 +261,23 @@ class Ledger:
 
     def _end_early(self, sequences: Iterable[Sequence]) -> None:
         """Sequences that end before their time, together: an empty slot that they share is counted once."""
-        unfilled: dict[object, list[tuple[int, int]]] = {}
+        unfilled: dict[object, list[tuple[int, int, int]]] = {}
         for seq in sequences:
             self._swapped.pop(seq.seq_id, None)
             held = self._release(seq, seq.num_computed_tokens)
             if held is not None:
                 num_slots = held.slots - held.over - seq.num_computed_tokens
-                unfilled.setdefault(held.tail, []).append((held.since_step, num_slots))
+                unfilled.setdefault(held.tail, []).append((held.since_step, self.num_planned, num_slots))
+            # What it held before a preemption it would have filled as far as it came at any time.
+            most = max(self._most_stored.pop(seq.seq_id, 0), seq.num_computed_tokens)
+            for left in self._left.pop(seq.seq_id, ()):
+                lot = (left.first, left.last, left.num_wanted - most)
+                unfilled.setdefault((left.tail, left.last), []).append(lot)
         for sharers in unfilled.values():
             num_counted = 0
-            for first, num_slots in sorted(sharers):
+            for first, last, num_slots in sorted(sharers):
                 if num_slots > num_counted:
-                    self.corrections.append(Correction(first, self.num_planned, num_slots - num_counted))
+                    self.corrections.append(Correction(first, last, num_slots - num_counted))
                     num_counted = num_slots
 
     def odd_parts(self, plan: StepPlan, usage: Usage) -> Parts | None:
@@ -378,8 +408,24 @@ def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[i
         for index, block_id in enumerate(allocator.block_table(seq.seq_id)[:ring]):
             start = index * size
             filled[block_id] = max(filled.get(block_id, 0), min(size, _num_states(seq) - start))
-            wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
+            if ring is None:
+                # Of those who share a tail the last one in running order writes in place.
+                wanted[block_id] = min(size, _len_in_place(seq) - start)
+            else:
+                wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
     return list(filled.values()), list(wanted.values())
+
+
+def _len_in_place(seq: Sequence) -> int:
+    """Slots that will be filled in its blocks.
+
+    While it holds the prompt for siblings that will fork, the last who writes into its last block does so in place.
+    """
+    group = seq.group
+    if group is None or group.is_beam or not group.unforked:
+        return seq.final_len
+    writers = [member for member in group.members if member.final_len > member.prompt_len]
+    return writers[-1].final_len if writers else seq.final_len
 
 
 def _num_states(seq: Sequence) -> int:

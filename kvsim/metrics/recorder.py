@@ -272,8 +272,8 @@ class Recorder:
             self._on_preempted(plan.preempted)
         for admission in plan.admitted:
             self._on_admitted(admission, now)
-        for seq in plan.resumed:
-            self.gaps.on_resume(seq)
+        if plan.resumed:
+            self._on_resumed(plan)
         if self._high_water:
             for chunk in plan.prefills:
                 self._on_chunk(chunk)
@@ -281,6 +281,14 @@ class Recorder:
             self._on_copies(plan)
         if plan.skipped:
             self.gaps.on_skipped(plan.skipped)
+
+    def _on_resumed(self, plan: StepPlan) -> None:
+        """Who was swapped out in the middle of a recompute goes on with that: its next token ends a prefill."""
+        computes = {chunk.seq.seq_id for chunk in plan.prefills}
+        for seq in plan.resumed:
+            is_decoding = seq.num_uncomputed_tokens <= 0 or seq in plan.skipped
+            if is_decoding and seq.seq_id not in computes:
+                self.gaps.on_resume(seq)
 
     def _on_rejected(self, rejection: Rejection, now: Ns) -> None:
         """An engine gave up on a request that it had taken in (vllm-v0 ignores a prompt it cannot hold)."""
@@ -394,7 +402,8 @@ class Recorder:
             log.peak_blocks = max(log.peak_blocks, shared)
         log.sequences.append(child)
         if child.request.sampling.beam_width:
-            self._inherited[child.seq_id] = child.num_output_tokens
+            # A beam that forks anew, after a recompute, has emitted tokens of its own since.
+            self._inherited.setdefault(child.seq_id, child.num_output_tokens)
 
     def _num_emitted_by(self, seq: Sequence) -> int:
         """Tokens that the sequence emitted itself."""
@@ -612,10 +621,12 @@ class Gaps:
         """A step with events; returns its regular tokens, as `on_tick` does, or `NO_TICK`."""
         for seq in outcome.delivered:
             self._on_delivered(seq, end_ns)
-        num_regular = NO_TICK
+        num_regular, held_back = NO_TICK, outcome.held_back
+        if held_back:
+            self.on_skipped(held_back)
         if plan.is_decode_tick:
             num_decoded = outcome.num_emitted_tokens - len(outcome.started) - len(outcome.delivered)
-            num_regular = self.on_tick(max(0, num_decoded), plan.skipped, end_ns)
+            num_regular = self.on_tick(max(0, num_decoded), plan.skipped + held_back, end_ns)
         if outcome.started:
             self._on_started(outcome, end_ns)
         for seq in outcome.pruned:

@@ -58,6 +58,7 @@ class PlanBuilder(PendingStep):
     __slots__ = (
         "admitted",
         "budget",
+        "charges_members",
         "copies",
         "grown",
         "head_slots",
@@ -80,6 +81,8 @@ class PlanBuilder(PendingStep):
         super().__init__(tick)
         self.step = step
         self.budget = budget
+        self.charges_members = False
+        """The members of the calendar were taken off the budget, all at once."""
         self.threshold = threshold
         self.admitted: list[Admission] = []
         self.resumed: list[Sequence] = []
@@ -204,7 +207,17 @@ def quiet_plan(
 class OutcomeBuilder:
     """What a step did, in the making."""
 
-    __slots__ = ("beam_groups", "delivered", "ended", "finished_requests", "forks", "num_emitted", "pruned", "started")
+    __slots__ = (
+        "beam_groups",
+        "delivered",
+        "ended",
+        "finished_requests",
+        "forks",
+        "held_back",
+        "num_emitted",
+        "pruned",
+        "started",
+    )
 
     def __init__(self, num_emitted: int) -> None:
         self.num_emitted = num_emitted
@@ -214,6 +227,7 @@ class OutcomeBuilder:
         self.forks: list[Fork] = []
         self.finished_requests: list[str] = []
         self.delivered: list[Sequence] = []
+        self.held_back: list[Sequence] = []
         self.beam_groups: list[Group] = []
         """Beam groups of which a member had its turn."""
 
@@ -226,6 +240,7 @@ class OutcomeBuilder:
             tuple(self.forks),
             tuple(self.finished_requests),
             tuple(self.delivered),
+            held_back=tuple(self.held_back),
         )
 
 

@@ -84,7 +84,7 @@ class ContinuousScheduler(TokenEmission):
 
     def _begin_step(self) -> PlanBuilder:
         threshold = self.long_prefill_token_threshold
-        if not threshold or len(self.running) + len(self.waiting) <= 1:
+        if not threshold or len(self.running) + len(self.waiting) + len(self.swapped) <= 1:
             threshold = UNLIMITED
         step = PlanBuilder(self.num_steps, self.calendar.tick, self.max_num_batched_tokens, threshold)
         step.num_new_entries, step.num_new_rows = self._forked_entries, self._forked_rows
@@ -115,6 +115,7 @@ class ContinuousScheduler(TokenEmission):
         if calendar.num_seqs and not self._is_uniform(step):
             self._dissolve_calendar()
         step.budget -= calendar.num_seqs
+        step.charges_members = True
         if self.stepwise:
             members = () if self.reservation else self._due_members()
             return merged(self.stepwise, members)
@@ -242,7 +243,7 @@ class ContinuousScheduler(TokenEmission):
     def _preempt(self, group: Group, step: PlanBuilder, *, can_swap: bool = True) -> None:
         """Take a running group's blocks away; it goes to the front of the line, or to the host."""
         for seq in group.seqs:
-            if seq.join_tick >= 0:
+            if seq.join_tick >= 0 and step.charges_members:
                 step.budget += 1
             self._settle(seq)
         if step.copies:

@@ -113,6 +113,7 @@ class TokenEmission(EngineState):
     def _advance_beams(self, group: Group, outcome: OutcomeBuilder) -> None:
         """Once every beam has computed its tokens: one token each, then the survivors' children."""
         if any(self._num_wanted(beam) > 0 for beam in group.seqs):
+            outcome.held_back += group.seqs
             return
         beams = group.seqs[:]
         for beam in beams:

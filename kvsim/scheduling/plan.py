@@ -177,3 +177,5 @@ class StepOutcome(NamedTuple):
     """Static batching: those of `ended` that keep their memory until the batch ends (all of it unread from now on)."""
     released: tuple[Sequence, ...] = ()
     """Static batching: sequences retained in earlier steps whose memory is free now, for the batch has ended."""
+    held_back: tuple[Sequence, ...] = ()
+    """Beams that emit nothing, although they are computed: others of their group had no turn in this step."""
