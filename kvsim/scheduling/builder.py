@@ -208,6 +208,7 @@ class OutcomeBuilder:
     """What a step did, in the making."""
 
     __slots__ = (
+        "advanced",
         "beam_groups",
         "delivered",
         "ended",
@@ -228,6 +229,8 @@ class OutcomeBuilder:
         self.finished_requests: list[str] = []
         self.delivered: list[Sequence] = []
         self.held_back: list[Sequence] = []
+        self.advanced: list[Group] = []
+        """Beam groups that emitted."""
         self.beam_groups: list[Group] = []
         """Beam groups of which a member had its turn."""
 

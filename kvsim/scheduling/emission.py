@@ -25,7 +25,7 @@ class TokenEmission(EngineState):
             self.calendar.applied()
         if self.enable_prefix_caching:
             self._note_computed(step)
-        if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at):
+        if not (step.prefills or step.decodes or step.tick in self.calendar.finish_at or self.num_beam_groups):
             if step.num_bulk:
                 self._num_fruitless = 0
             return quiet_outcome(step.num_bulk)
@@ -35,6 +35,8 @@ class TokenEmission(EngineState):
         self._apply_decodes(step, outcome)
         for group in outcome.beam_groups:
             self._advance_beams(group, outcome)
+        if self.num_beam_groups and step.is_decode_tick:
+            self._hold_back(outcome)
         outcome.ended.extend(self.calendar.ending(step.tick) if step.is_decode_tick else ())
         if outcome.ended:
             self._end_all(outcome)
@@ -113,8 +115,8 @@ class TokenEmission(EngineState):
     def _advance_beams(self, group: Group, outcome: OutcomeBuilder) -> None:
         """Once every beam has computed its tokens: one token each, then the survivors' children."""
         if any(self._num_wanted(beam) > 0 for beam in group.seqs):
-            outcome.held_back += group.seqs
             return
+        outcome.advanced.append(group)
         beams = group.seqs[:]
         for beam in beams:
             beam.num_output_tokens += 1
@@ -134,6 +136,12 @@ class TokenEmission(EngineState):
         for beam, num_children in zip(beams, children, strict=True):
             for _ in range(num_children - 1):
                 self._fork_beam(group, beam, outcome)
+
+    def _hold_back(self, outcome: OutcomeBuilder) -> None:
+        """Beams of which one has not had its turn yet emit nothing at this tick."""
+        for group in self.running.values():
+            if group.is_beam and group not in outcome.advanced:
+                outcome.held_back += group.seqs
 
     def _fork_beam(self, group: Group, parent: Sequence, outcome: OutcomeBuilder) -> None:
         child = self._make_sequence(group.request, group.next_place)
@@ -165,6 +173,7 @@ class TokenEmission(EngineState):
             self.num_seats += group.num_seats
             return
         del self.running[group.order]
+        self.num_beam_groups -= group.is_beam
         self._leave_request(group, outcome)
 
     def _leave_request(self, group: Group, outcome: OutcomeBuilder) -> None:

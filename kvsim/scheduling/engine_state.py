@@ -109,6 +109,8 @@ class EngineState:
         self.calendar = Calendar(self.allocator.block_size)
         self.stepwise: list[Sequence] = []
         """Running sequences that are due at every step, in running order."""
+        self.num_beam_groups = 0
+        """Running groups that search by beams."""
         self.num_seats = 0
         self.num_table_entries = 0
         self.num_steps = 0
@@ -342,6 +344,7 @@ class EngineState:
         order = group.order = self._num_orders
         self._num_orders += 1
         self.running[order] = group
+        self.num_beam_groups += group.is_beam
         self._note_move(group)
         self.num_seats += group.num_seats
         group.next_place = len(group.seqs)
@@ -353,6 +356,7 @@ class EngineState:
     def _stop_running(self, group: Group) -> None:
         """Take a group off the running list; its blocks are still there."""
         del self.running[group.order]
+        self.num_beam_groups -= group.is_beam
         self._note_move(group)
         self.num_seats -= group.num_seats
         for seq in group.seqs:
