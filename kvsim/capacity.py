@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.catalog import GIB, GpuSpec, load_gpu, load_model
+from kvsim.memory.config_fields import optional, shown, widths
 from kvsim.memory.geometry import FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
+from kvsim.memory.layers import unexplained_state
 from kvsim.memory.weights import weight_bytes as count_weight_bytes
 from kvsim.types import ScenarioError
 
@@ -228,7 +230,9 @@ def capacity(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_gpu_blocks_override=num_gpu_blocks_override,
         total_memory_bytes=total_memory_bytes,
+        tensor_parallel_size=tensor_parallel_size,
     )
+    _check_terms(weight_bytes=weight_bytes, activation_bytes=activation_bytes, non_torch_bytes=non_torch_bytes)
     flags = _Flags(
         gpu_memory_utilization=gpu_memory_utilization,
         block_size=block_size,
@@ -252,13 +256,18 @@ def capacity(
 
 def command(model: str, gpu: str | None = None, *, base_dir: Path | None = None, **flags: Any) -> CapacityReport:
     """The verb `kvsim capacity`: as `capacity`, with names or paths as typed; print `render()` or `to_dict()`."""
-    return capacity(load_model(model, base_dir=base_dir), gpu, **flags)
+    geometry = load_model(model, base_dir=base_dir)
+    try:
+        return capacity(geometry, gpu, **flags)
+    except GeometryError as error:
+        raise GeometryError(f"{model}: {error}") from None
 
 
 def kv_cache_bytes(geometry: ModelGeometry, gpu: GpuSpec, scenario: Any) -> int:
     """Bytes of KV cache that a scenario's GPU has left for it. Raises ScenarioError where that is nothing.
 
-    Reads `memory.gpu_memory_utilization`, `kv_cache_dtype`, `tensor_parallel_size` and the scheduler's limits.
+    Reads `memory.gpu_memory_utilization`, `kv_cache_dtype`, `tensor_parallel_size` and the scheduler's limits. What
+    is wrong with the model is a GeometryError.
     """
     limits = scenario.scheduler
     max_model_len = getattr(limits, "max_model_len", None) or geometry.max_model_len
@@ -275,8 +284,12 @@ def kv_cache_bytes(geometry: ModelGeometry, gpu: GpuSpec, scenario: Any) -> int:
             weight_bytes=getattr(scenario.model, "weight_bytes", None),
         )
     except GeometryError as error:
-        raise ScenarioError(f"memory: {error}; or say how much there is with memory.kv_cache_memory_bytes") from None
-    if report.num_gpu_blocks < 1:
+        fault, cure = str(error), "or say how much there is with memory.kv_cache_memory_bytes"
+        if isinstance(scenario.model, str):
+            # Beside the name of a file a scenario can give nothing of the model.
+            fault, cure = f"{scenario.model}: {fault.partition(': give ')[0]}", f"mend it, {cure}"
+        raise GeometryError(f"{fault}; {cure}") from None
+    if report.kv_bytes < 1:
         raise ScenarioError(f"memory: {report.problem}")
     return report.kv_bytes
 
@@ -345,6 +358,9 @@ class _Pages:
     @classmethod
     def of(cls, geometry: ModelGeometry, flags: _Flags) -> _Pages:
         layer_bytes = geometry.layer_bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        if not geometry.is_hybrid:
+            bytes_per_token = geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+            return cls(bytes_per_token * flags.block_size, _pages_per_request(geometry.groups[0], flags))
         layers_per_group = _layers_per_group(geometry.groups)
         num_groups, num_pages = 0, 0
         for group in geometry.groups:
@@ -372,9 +388,8 @@ def _geometry(model: ModelGeometry | str | Path | Mapping[str, Any], dtype: str)
     geometry = model if isinstance(model, ModelGeometry) else load_model(model)
     if dtype == "auto":
         # vLLM runs float32 checkpoints in half precision unless told otherwise.
-        dtype = "float16" if dtype_bytes(geometry.dtype) == 4 else geometry.dtype
-    if dtype == geometry.dtype:
-        return geometry
+        is_float32 = geometry.dtype is not None and dtype_bytes(geometry.dtype) == 4
+        return replace(geometry, dtype="float16") if is_float32 else geometry
     return replace(geometry, dtype=dtype)
 
 
@@ -399,12 +414,21 @@ def default_max_num_batched_tokens(gpu: GpuSpec | None, total_memory_bytes: int 
     return 8192 if _is_large(gpu, total_memory_bytes) else 2048
 
 
+MAX_FLAG = 1 << 60
+"""Of anything that is counted, bytes or tokens: more than any machine has."""
+
+
 def _check(utilization: float, **counts: int | None) -> None:
     if not 0 < utilization <= 1:
         raise ScenarioError(f"gpu_memory_utilization is {utilization}; it must be above 0 and at most 1")
+    _check_terms(1, **counts)
+
+
+def _check_terms(least: int = 0, **counts: int | None) -> None:
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ScenarioError(f"{name} is {count}; it must be at least 1")
+        if count is not None and not least <= count <= MAX_FLAG:
+            limit = f"at least {least}" if count < least else f"at most {MAX_FLAG}"
+            raise ScenarioError(f"{name} is {shown(count)}; it must be {limit}")
 
 
 def _terms(
@@ -437,7 +461,7 @@ def estimate_activation_bytes(
     Raises GeometryError where the configuration lacks hidden_size, vocab_size or the MLP's width.
     """
     hidden, vocab = _needed(geometry, "hidden_size"), _needed(geometry, "vocab_size")
-    element_bytes = dtype_bytes(geometry.dtype)
+    element_bytes = dtype_bytes(geometry.element_dtype())
     mlp = _mlp_width(geometry) / tensor_parallel_size
     forward = max_num_batched_tokens * FORWARD_ROWS * (hidden + mlp) * element_bytes
     rows = max_num_batched_tokens + 2 * max_num_seqs
@@ -445,23 +469,30 @@ def estimate_activation_bytes(
     return int(max(forward, sampling))
 
 
+_GIVE_ACTIVATIONS = ": give activation_bytes (or kv_cache_memory_bytes)"
+
+
 def _needed(geometry: ModelGeometry, name: str) -> int:
-    value = geometry.config.get(name)
-    if value is None:
-        raise GeometryError(f"the model configuration lacks {name}: give activation_bytes (or kv_cache_memory_bytes)")
-    return int(value)
+    """The value, or the largest one where layers have one each."""
+    each = widths(geometry.config, name, cure=_GIVE_ACTIVATIONS)
+    if each is None:
+        raise GeometryError(f"the model configuration lacks {name}{_GIVE_ACTIVATIONS}")
+    return max(each)
 
 
 def _mlp_width(geometry: ModelGeometry) -> int:
     """Elements of the widest MLP row of one token: the dense one, or its experts together."""
-    config = geometry.config
-    if config.get("ffn_dim") is not None:
-        return int(config["ffn_dim"])
+
+    def at_least_0(name: str) -> int | None:
+        return optional(geometry.config, name, least=0, cure=_GIVE_ACTIVATIONS)
+
+    if geometry.config.get("ffn_dim") is not None:
+        return _needed(geometry, "ffn_dim")
     dense = _needed(geometry, "intermediate_size")
-    if config.get("moe_intermediate_size") is not None:
-        num_active = int(config.get("num_experts_per_tok") or 1) + int(config.get("n_shared_experts") or 0)
-        return max(dense, num_active * int(config["moe_intermediate_size"]))
-    return dense * int(config.get("num_experts_per_tok") or 1)
+    num_routed, width = at_least_0("num_experts_per_tok") or 1, at_least_0("moe_intermediate_size")
+    if width is None:
+        return dense * num_routed
+    return max(dense, (num_routed + (at_least_0("n_shared_experts") or 0)) * width)
 
 
 def _report(
@@ -479,7 +510,7 @@ def _report(
         gpu=gpu.name if gpu is not None else None,
         tensor_parallel_size=flags.tensor_parallel_size,
         block_size=flags.block_size,
-        kv_cache_dtype=geometry.dtype if flags.kv_cache_dtype == "auto" else flags.kv_cache_dtype,
+        kv_cache_dtype=geometry.element_dtype(flags.kv_cache_dtype),
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
@@ -604,6 +635,22 @@ def _notes(
         notes.append(
             f"{geometry.num_kv_layers} of {geometry.num_hidden_layers} layers keep KV of their own; the state per "
             f"sequence that layers without attention hold, which does not grow, is not counted"
+        )
+    if key := unexplained_state(geometry.config, geometry.num_hidden_layers, geometry.num_kv_layers):
+        notes.append(
+            f"the model configuration has {key}, but no key that kvsim understands says which layers have attention: "
+            f"all of them are counted"
+        )
+    if geometry.config.get("cross_attention_layers"):
+        notes.append("the KV of an image, which cross-attention layers keep for every sequence, is not counted")
+    if geometry.is_uneven:
+        heads = ", ".join(f"{group.num_layers} of {group.num_kv_heads}" for group in geometry.groups)
+        notes.append(f"layers keep unequally many KV heads ({heads}): a block holds what each of them needs")
+    if geometry.index_dim:
+        index_bytes = geometry.num_kv_layers * geometry.index_bytes_per_token
+        notes.append(
+            f"{index_bytes:,} of the bytes of one token are keys of the indexer of sparse attention: "
+            f"{geometry.index_dim} 8-bit elements and their scales per layer, whatever the dtype of the cache"
         )
     if geometry.latent_dim:
         notes.append("the latent is kept by every rank: tensor parallelism does not make it smaller")

@@ -357,3 +357,92 @@ def test_a_cure_that_is_an_option_stays(tmp_path, capsys):
     path.write_text(json.dumps(FALCON | {"max_position_embeddings": None}))
     assert main(["capacity", "--model", str(path), "--gpu", "a100-80gb"]) == 2
     assert "give max_model_len" in capsys.readouterr().err
+
+
+def saved(tmp_path, config):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+LLAMA = dict(load_model("llama-3.1-8b").config)
+WITHOUT_DTYPE = {key: value for key, value in LLAMA.items() if key not in ("dtype", "torch_dtype")}
+
+
+def test_a_configuration_without_dtype_needs_the_flag_and_says_so(tmp_path, capsys):
+    path = str(saved(tmp_path, WITHOUT_DTYPE))
+    assert main(["capacity", "--model", path, "--gpu", "a100-80gb"]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: the model configuration lacks dtype (or torch_dtype)" in error
+    assert "give --dtype, such as bfloat16" in error
+    assert main(["capacity", "--model", path, "--gpu", "a100-80gb", "--dtype", "bfloat16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_gpu_blocks"] == capacity(LLAMA, "a100-80gb").num_gpu_blocks
+    size = ["--kv-cache-memory-bytes", "16GiB"]
+    assert main(["capacity", "--model", path, *size, "--kv-cache-dtype", "fp8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes_per_token"] == 65_536
+
+
+def scenario_of(path, memory, **more):
+    return {
+        "model": str(path),
+        "memory": memory,
+        "scheduler": {"max_model_len": 2048},
+        "workload": {"requests": [{"prompt_tokens": 20, "output_tokens": 2}]},
+        "cost": {"type": "linear"},
+        **more,
+    }
+
+
+def test_a_scenario_may_say_the_dtype_of_its_cache(tmp_path):
+    path = saved(tmp_path, WITHOUT_DTYPE)
+    memory = {"kv_cache_memory_bytes": "2GiB"}
+    assert run(scenario_of(path, memory, kv_cache_dtype="bfloat16")).summary["num_gpu_blocks"] == 1024
+    with pytest.raises(ScenarioError, match=r"model: .*config\.json: .* lacks dtype .*; say kv_cache_dtype, such as"):
+        run(scenario_of(path, memory))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"vocab_size": "x"}, r"vocab_size is 'x'; it must be a whole number"),
+        ({"intermediate_size": [1]}, r"intermediate_size is \[1\]; it must be a whole number"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": "4"}}, r"quantization_config\.bits is '4'"),
+    ],
+)
+def test_a_scenario_blames_the_models_file_for_what_is_in_it(tmp_path, change, fault):
+    path = saved(tmp_path, LLAMA | change)
+    cure = r"or say how much there is with memory\.kv_cache_memory_bytes"
+    with pytest.raises(ScenarioError, match=rf"model: .*config\.json: {fault}.*{cure}"):
+        run(scenario_of(path, {}, gpu="a100-80gb"))
+    assert run(scenario_of(path, {"kv_cache_memory_bytes": "2GiB"})).summary["num_gpu_blocks"] == 1024
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"layer_types": 5},
+        {"vocab_size": "x"},
+        {"vocab_size": float("nan")},
+        {"model_type": []},
+        {"num_hidden_layers": 10**30},
+        {"quantization_config": "awq"},
+    ],
+)
+def test_on_the_command_line_damage_is_the_files_fault(tmp_path, capsys, damage):
+    path = saved(tmp_path, LLAMA | damage)
+    assert main(["capacity", "--model", str(path), "--gpu", "a100-80gb"]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: {next(iter(damage))} is " in error
+    assert "it must be" in error
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--max-num-seqs", "--block-size", "--tensor-parallel-size"])
+def test_a_flag_beyond_all_machines_is_refused(capsys, flag):
+    assert main(["capacity", "--model", "opt-13b", "--gpu", "h200", flag, "9" * 23]) == 2
+    assert f"{flag[2:].replace('-', '_')} is {'9' * 23}; it must be at most" in capsys.readouterr().err
+
+
+def test_layers_of_several_widths_count_with_the_widest():
+    config = LLAMA | {"intermediate_size": [100, 14_336]}
+    estimate = estimate_activation_bytes(ModelGeometry.from_config(config), 2048, 8)
+    assert estimate == estimate_activation_bytes(ModelGeometry.from_config(LLAMA), 2048, 8)

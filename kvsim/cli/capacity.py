@@ -63,6 +63,8 @@ def command(
 def _with_an_option(message: str) -> str:
     """The message with a cure that the command line has: single terms can be given in Python only."""
     fault, _, cure = message.partition(": give ")
+    if cure == "dtype":
+        return f"{fault}: give --dtype, such as bfloat16 (where the cache's size is given, --kv-cache-dtype will do)"
     if not cure.startswith(("weight_bytes", "activation_bytes")):
         return message
     return f"{fault}: say how much memory the KV cache has on each GPU, such as --kv-cache-memory-bytes 16GiB"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from kvsim.memory.config_fields import Config, optional, shown, widths, words
 from kvsim.memory.geometry import FULL, ModelGeometry, dtype_bytes
 from kvsim.types import ScenarioError
 
@@ -53,6 +52,11 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
 
     Raises ScenarioError naming the fields of config.json that are missing.
     """
+    if geometry.is_uneven:
+        raise ScenarioError(
+            f"model {geometry.name or 'in the scenario'!r} has layers of unequally many KV heads: a kernel cost model "
+            f"prices layers that are alike. Use cost: {{type: linear}}"
+        )
     config = geometry.config
     tp = tensor_parallel_size
     hidden = _field(geometry, "hidden_size", "n_embd", "d_model")
@@ -64,6 +68,8 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     notes = []
     if geometry.latent_dim:
         notes.append("MLA attention is priced as attention with one KV head of the latent's size")
+    if geometry.index_dim:
+        notes.append("sparse attention is priced as attention to all tokens, and its indexer not at all")
     if config.get("quantization_config"):
         notes.append("quantised weights are priced as 16-bit ones")
     mlp, gated, mlp_notes = _mlp(geometry, hidden, tp)
@@ -77,9 +83,9 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         ("rotary_emb", rotary, 1),
         ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1),
     ]
-    if config.get("model_type") in _HAS_QK_NORM:
+    if words(config, "model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
-    element = dtype_bytes(geometry.dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    element = dtype_bytes(geometry.element_dtype(kv_cache_dtype))
     return ModelShapes(
         num_layers=geometry.num_hidden_layers,
         matrices=(*attention, *mlp),
@@ -106,11 +112,11 @@ def _active_width(down: Matrix) -> int:
 
 def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, Matrix], bool, list[str]]:
     config = geometry.config
-    gated = config.get("model_type") not in _UNGATED
+    gated = words(config, "model_type") not in _UNGATED
     num_experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts"), 1)
     if num_experts > 1:
         per_token = _first(config, ("num_experts_per_tok", "experts_per_token", "num_selected_experts"), 2)
-        width = int(config.get("moe_intermediate_size") or _field(geometry, "intermediate_size"))
+        width = optional(config, "moe_intermediate_size", least=0) or _field(geometry, "intermediate_size")
         notes = ["experts are priced from the bytes and operations of those that a step touches, not from measurements"]
     else:
         per_token, width, notes = 1, _field(geometry, "intermediate_size", "ffn_dim", "n_inner"), []
@@ -119,15 +125,21 @@ def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, M
     return (up, Matrix(hidden, width, num_experts, per_token)), gated, notes
 
 
-def _first(config: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
-    return next((int(config[name]) for name in names if config.get(name)), default)
+def _first(config: Config, names: tuple[str, ...], default: int) -> int:
+    return next((value for name in names if (value := optional(config, name, least=0))), default)
 
 
 def _field(geometry: ModelGeometry, *names: str) -> int:
+    """A width of every layer; a list with one each will do where all are the same."""
     for name in names:
-        value = geometry.config.get(name)
-        if value:
-            return int(value)
+        each = widths(geometry.config, name, least=0)
+        if each is not None and len(set(each)) > 1:
+            raise ScenarioError(
+                f"model {geometry.name or 'in the scenario'!r}: {name} is {shown(each)}: a kernel cost model prices "
+                f"layers that are alike. Use cost: {{type: linear}}"
+            )
+        if each is not None and each[0]:
+            return each[0]
     raise ScenarioError(
         f"model {geometry.name or 'in the scenario'!r} lacks {names[0]}: a kernel cost model needs hidden_size, "
         f"intermediate_size, vocab_size and num_attention_heads. Name a catalog model or a config.json, or use "

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kvsim.memory.config_fields import Config, flag, listing, optional, section, shown, whole, words
 from kvsim.memory.geometry import GeometryError, ModelGeometry, dtype_bytes
 
-Config = Mapping[str, Any]
+CURE = ": give weight_bytes"
+"""What helps against every fault of the fields that only the weights need."""
+
+MAX_BITS = 32
+"""Of one quantised element."""
 
 
 class ParamCount(NamedTuple):
@@ -36,7 +41,7 @@ class ParamCount(NamedTuple):
 def count_params(geometry: ModelGeometry) -> ParamCount:
     """Parameters of the model. Raises GeometryError for a family or field it would have to guess."""
     config = geometry.config
-    family = config.get("model_type")
+    family = words(config, "model_type", cure=CURE)
     if family is None:
         raise GeometryError(
             "the model configuration lacks model_type, so its weights cannot be counted: give weight_bytes"
@@ -46,14 +51,16 @@ def count_params(geometry: ModelGeometry) -> ParamCount:
             f"model_type {family!r} is not among those whose weights can be counted ({', '.join(sorted(FAMILIES))}): "
             f"give weight_bytes"
         )
+    if geometry.is_uneven:
+        raise GeometryError(f"layers have unequally many KV heads, so their weights cannot be counted{CURE}")
     return FAMILIES[family](_Fields(config))
 
 
 def weight_bytes(geometry: ModelGeometry, tensor_parallel_size: int = 1) -> int:
     """Bytes of weights on one rank: matrices and embeddings are split; norms, biases and latents are replicated."""
     count = count_params(geometry)
-    plain = Fraction(dtype_bytes(geometry.dtype))
-    quantised = _quantised_bytes(geometry.config.get("quantization_config"), plain)
+    plain = Fraction(dtype_bytes(geometry.element_dtype()))
+    quantised = _quantised_bytes(section(geometry.config, "quantization_config", cure=CURE), plain)
     split = count.embedding * plain + count.linear * quantised.linear + count.expert * quantised.expert
     whole = count.other * plain + count.replicated * quantised.linear
     return int(split / tensor_parallel_size + whole)
@@ -64,7 +71,7 @@ class _ElementBytes(NamedTuple):
     expert: Fraction
 
 
-def _quantised_bytes(quantization: Any, plain: Fraction) -> _ElementBytes:
+def _quantised_bytes(quantization: Config | None, plain: Fraction) -> _ElementBytes:
     """Bytes of one element of a linear layer and of an expert, scales and zero points included."""
     if not quantization:
         return _ElementBytes(plain, plain)
@@ -73,41 +80,63 @@ def _quantised_bytes(quantization: Any, plain: Fraction) -> _ElementBytes:
         # 4 bits each and one 8-bit exponent per 32; only the experts are converted.
         return _ElementBytes(plain, Fraction(4, 8) + Fraction(1, 32))
     if method in ("fp8", "fbgemm_fp8"):
-        block = quantization.get("weight_block_size")
-        size = 1 + (Fraction(4, block[0] * block[1]) if block else 0)
-        return _ElementBytes(Fraction(size), Fraction(size))
+        size = 1 + _scale_of_a_block(quantization)
+        return _ElementBytes(size, size)
     if method in ("awq", "gptq"):
-        size = _grouped_bytes(quantization, ("bits", "w_bit"), ("group_size", "q_group_size"))
+        size = _grouped_bytes(quantization)
         return _ElementBytes(size, size)
     if method == "compressed-tensors":
         size = _compressed_tensors_bytes(quantization)
         return _ElementBytes(size, size)
     raise GeometryError(
-        f"quantization_config.quant_method is {method!r}; known are awq, gptq, fp8, fbgemm_fp8, mxfp4, "
+        f"quantization_config.quant_method is {shown(method)}; known are awq, gptq, fp8, fbgemm_fp8, mxfp4, "
         f"compressed-tensors: give weight_bytes"
     )
 
 
-def _grouped_bytes(quantization: Config, bit_keys: tuple[str, ...], group_keys: tuple[str, ...]) -> Fraction:
+def _scale_of_a_block(quantization: Config) -> Fraction:
+    """Bytes that the fp32 scale of every `weight_block_size` adds to an element; without blocks too few to count."""
+    name = "quantization_config.weight_block_size"
+    block = listing(quantization, "weight_block_size", within="quantization_config.", cure=f", [rows, columns]{CURE}")
+    if block is None:
+        return Fraction(0)
+    if len(block) != 2:
+        raise GeometryError(f"{name} is {shown(block)}; it must be [rows, columns]{CURE}")
+    rows, columns = (whole(f"{name}[{index}]", size, cure=CURE) for index, size in enumerate(block))
+    return Fraction(4, rows * columns)
+
+
+def _grouped_bytes(quantization: Config) -> Fraction:
     """Integers of `bits`, and per group one fp16 scale and one zero point."""
-    bits = next((quantization[key] for key in bit_keys if quantization.get(key)), None)
-    group_size = next((quantization[key] for key in group_keys if quantization.get(key)), None)
-    if bits is None:
-        raise GeometryError("quantization_config lacks bits")
-    if group_size is None:
-        raise GeometryError("quantization_config lacks group_size")
+    bits = _first_of(quantization, ("bits", "w_bit"), least=1, most=MAX_BITS)
+    group_size = _first_of(quantization, ("group_size", "q_group_size"), least=-1)
     overhead = Fraction(2 * 8 + bits, 8 * group_size) if group_size > 0 else Fraction(0)
     return Fraction(bits, 8) + overhead
 
 
+def _first_of(quantization: Config, names: tuple[str, ...], **limits: int) -> int:
+    for name in names:
+        if quantization.get(name) is not None:
+            return whole(f"quantization_config.{name}", quantization[name], cure=CURE, **limits)
+    raise GeometryError(f"quantization_config lacks {names[0]}{CURE}")
+
+
 def _compressed_tensors_bytes(quantization: Config) -> Fraction:
-    for group in (quantization.get("config_groups") or {}).values():
-        weights = group.get("weights") or {}
-        if "num_bits" not in weights:
+    """Elements of the first group's weights, and one fp16 scale per group of them."""
+    name = "quantization_config.config_groups"
+    groups = section(quantization, "config_groups", within="quantization_config.", cure=CURE) or {}
+    for key, group in groups.items():
+        if not isinstance(group, Mapping):
+            raise GeometryError(f"{name}.{key} is {shown(group)}; it must be a mapping{CURE}")
+        weights = section(group, "weights", within=f"{name}.{key}.", cure=CURE) or {}
+        if weights.get("num_bits") is None:
             break
-        group_size = weights.get("group_size") or 0
-        return Fraction(weights["num_bits"], 8) + (Fraction(2, group_size) if group_size > 0 else 0)
-    raise GeometryError("quantization_config lacks config_groups.*.weights.num_bits")
+        bits = whole(f"{name}.{key}.weights.num_bits", weights["num_bits"], most=MAX_BITS, cure=CURE)
+        group_size = 0
+        if weights.get("group_size") is not None:
+            group_size = whole(f"{name}.{key}.weights.group_size", weights["group_size"], least=-1, cure=CURE)
+        return Fraction(bits, 8) + (Fraction(2, group_size) if group_size > 0 else 0)
+    raise GeometryError(f"quantization_config lacks config_groups.*.weights.num_bits{CURE}")
 
 
 class _Fields:
@@ -120,21 +149,18 @@ class _Fields:
         self.vocab = self["vocab_size"]
 
     def __getitem__(self, name: str) -> int:
-        value = self.config.get(name)
+        value = optional(self.config, name, cure=CURE)
         if value is None:
-            raise GeometryError(
-                f"the model configuration lacks {name}, so its weights cannot be counted: give weight_bytes"
-            )
-        return int(value)
+            raise GeometryError(f"the model configuration lacks {name}, so its weights cannot be counted{CURE}")
+        return value
 
-    def get(self, name: str, default: int) -> int:
-        value = self.config.get(name)
-        return default if value is None else int(value)
+    def get(self, name: str, default: int, *, least: int = 0) -> int:
+        value = optional(self.config, name, least=least, cure=CURE)
+        return default if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
         """A switch whose default is that of the family's configuration class."""
-        value = self.config.get(name)
-        return default if value is None else bool(value)
+        return flag(self.config, name, default=default, cure=CURE)
 
     @property
     def num_heads(self) -> int:
@@ -142,11 +168,11 @@ class _Fields:
 
     @property
     def num_kv_heads(self) -> int:
-        return self.get("num_key_value_heads", self.num_heads)
+        return self.get("num_key_value_heads", self.num_heads, least=1)
 
     @property
     def head_dim(self) -> int:
-        return self.get("head_dim", self.hidden // self.num_heads)
+        return self.get("head_dim", self.hidden // self.num_heads, least=1)
 
 
 def _embedding(f: _Fields, tied_by_default: bool) -> int:
@@ -216,8 +242,9 @@ def _mixtral(f: _Fields) -> ParamCount:
 
 
 def _qwen3_moe(f: _Fields) -> ParamCount:
-    num_experts, every = f["num_experts"], f.get("decoder_sparse_step", 1)
-    dense_layers = set(f.config.get("mlp_only_layers") or ())
+    num_experts, every = f["num_experts"], f.get("decoder_sparse_step", 1, least=1)
+    listed = listing(f.config, "mlp_only_layers", cure=CURE) or []
+    dense_layers = {whole(f"mlp_only_layers[{i}]", layer, least=0, cure=CURE) for i, layer in enumerate(listed)}
     num_sparse = sum(layer not in dense_layers and (layer + 1) % every == 0 for layer in range(f.num_layers))
     num_dense = f.num_layers - num_sparse
     dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
@@ -243,7 +270,7 @@ def _gpt_oss(f: _Fields) -> ParamCount:
 
 
 def _opt(f: _Fields) -> ParamCount:
-    ffn, embed_dim = f["ffn_dim"], f.get("word_embed_proj_dim", f.hidden)
+    ffn, embed_dim = f["ffn_dim"], f.get("word_embed_proj_dim", f.hidden, least=1)
     positions = (f["max_position_embeddings"] + 2) * f.hidden  # two rows are kept for padding
     projections = 2 * embed_dim * f.hidden if embed_dim != f.hidden else 0
     head = 0 if f.flag("tie_word_embeddings", True) else f.vocab * embed_dim
@@ -258,7 +285,7 @@ def _opt(f: _Fields) -> ParamCount:
 
 def _deepseek(f: _Fields) -> ParamCount:
     """MLA and, from layer `first_k_dense_replace` on, shared and routed experts (the draft head is not loaded)."""
-    num_dense = f.get("first_k_dense_replace", 0)
+    num_dense = min(f.num_layers, f.get("first_k_dense_replace", 0))
     num_sparse = f.num_layers - num_dense
     num_experts, width = f["n_routed_experts"], f["moe_intermediate_size"]
     shared = _gated_mlp(f, f.get("n_shared_experts", 0) * width)

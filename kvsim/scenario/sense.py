@@ -70,9 +70,12 @@ def longest_prompt(workload: Workload) -> int | None:
 
 def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
     """Model, GPU and bytes make a pool that something fits into."""
+    from kvsim.memory.geometry import GeometryError
+
     pool = Pool(scenario)
     asked: tuple[tuple[Key, Callable[[], object]], ...] = (
         (("model",), lambda: pool.geometry),
+        (("model",), lambda: _has_a_dtype(pool)),
         (("gpu",), lambda: pool.gpu),
         (("tensor_parallel_size",), lambda: pool.bytes_per_token),
         (("memory",), lambda: pool.num_blocks),
@@ -80,6 +83,10 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
     for key, ask in asked:
         try:
             ask()
+        except GeometryError as error:
+            # What the memory arithmetic finds wrong is the model's all the same.
+            yield Finding(("model",) if key == ("memory",) else key, str(error))
+            return
         except ScenarioError as error:
             yield Finding(key, str(error).removeprefix("memory: "))
             return
@@ -93,6 +100,17 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
     yield from _lengths_fit(scenario, pool)
     if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0:
         yield Finding(("scheduler", "preemption"), "is swap, and memory.swap_space is 0: victims are recomputed", False)
+
+
+def _has_a_dtype(pool: Pool) -> None:
+    from kvsim.memory.geometry import GeometryError
+
+    try:
+        pool.geometry.element_dtype(pool.scenario.kv_cache_dtype)
+    except GeometryError as error:
+        model = f"{pool.scenario.model}: " if isinstance(pool.scenario.model, str) else ""
+        fault = str(error).removesuffix(": give dtype")
+        raise ScenarioError(f"{model}{fault}; say kv_cache_dtype, such as bfloat16, or add dtype to it") from None
 
 
 def _too_small(scenario: Scenario, pool: Pool, problem: str) -> Finding:

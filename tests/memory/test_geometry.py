@@ -98,7 +98,7 @@ def test_a_nested_text_config_is_used():
         ({"num_attention_heads": None, "num_key_value_heads": 8}, "lacks head_dim"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": 4097}, "hidden_size 4097 is no multiple"),
-        ({"torch_dtype": None}, "lacks dtype"),
+        ({"torch_dtype": 16}, "torch_dtype is 16; it must be a name such as bfloat16"),
         ({"torch_dtype": "float17"}, "unknown dtype 'float17'"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
         ({"kv_lora_rank": 512}, "lacks qk_rope_head_dim"),
@@ -109,12 +109,24 @@ def test_a_nested_text_config_is_used():
         ({"num_kv_shared_layers": 33}, "num_kv_shared_layers is 33; it must be a whole number from 0 to 32"),
         ({"attn_layer_period": 8}, "lacks attn_layer_offset"),
         ({"attn_layer_period": 8, "attn_layer_offset": 8}, "attn_layer_offset is 8; .* from 0 to 7"),
-        ({"model_type": "gemma3_text", "sliding_window": 1024}, "lacks layer_types"),
+        ({"layer_types": 5}, "layer_types is 5; it must be a list"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers is 10+; it must be a whole number from 1 to 10000"),
+        ({"sliding_window": 4096, "max_window_layers": [1]}, r"max_window_layers is \[1\]; it must be a whole number"),
+        ({"text_config": []}, r"text_config is \[\]; it must be a mapping"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(change, message):
     with pytest.raises(GeometryError, match=message):
         ModelGeometry.from_config({**LLAMA, **change})
+
+
+def test_a_missing_dtype_is_missed_only_by_what_needs_it():
+    geometry = ModelGeometry.from_config({**LLAMA, "torch_dtype": None})
+    assert geometry.bytes_per_token("bfloat16") == 512 * KIB
+    assert geometry.bytes_per_token("fp8") == 256 * KIB
+    with pytest.raises(GeometryError, match=r"lacks dtype \(or torch_dtype\); found hidden_size, .*: give dtype"):
+        geometry.bytes_per_token()
+    assert ModelGeometry.from_config({**LLAMA, "torch_dtype": None}, dtype="float32").bytes_per_token() == 1 * MIB
 
 
 @pytest.mark.parametrize(

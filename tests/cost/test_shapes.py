@@ -1,0 +1,36 @@
+"""Shapes of models whose layers differ: priced where they are alike after all, else refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsim.catalog import load_model
+from kvsim.cost.shapes import model_shapes
+from kvsim.memory.geometry import ModelGeometry
+from kvsim.types import ScenarioError
+
+LLAMA = dict(load_model("llama-3.1-8b").config)
+
+
+def test_a_list_of_equal_widths_is_one_width():
+    listed = ModelGeometry.from_config(LLAMA | {"intermediate_size": [14_336] * 32})
+    assert model_shapes(listed).matrices == model_shapes(ModelGeometry.from_config(LLAMA)).matrices
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"intermediate_size": [14_336, 7168] * 16}, r"intermediate_size is \[14336, 7168, .*type: linear"),
+        ({"intermediate_size": "x"}, "intermediate_size is 'x'; it must be a whole number"),
+        ({"num_local_experts": [8]}, r"num_local_experts is \[8\]"),
+        ({"num_key_value_heads_per_layer": [8, 4] * 16}, "unequally many KV heads: .*type: linear"),
+    ],
+)
+def test_layers_that_are_not_alike_are_refused(change, message):
+    with pytest.raises(ScenarioError, match=message):
+        model_shapes(ModelGeometry.from_config(LLAMA | change))
+
+
+def test_sparse_attention_is_priced_as_dense_and_says_so():
+    sparse = dict(load_model("deepseek-v3").config) | {"index_head_dim": 128}
+    assert any("sparse attention" in note for note in model_shapes(ModelGeometry.from_config(sparse)).notes)
