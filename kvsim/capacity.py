@@ -17,7 +17,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from kvsim.catalog import GIB, GpuSpec, load_gpu, load_model
+from kvsim.catalog import GIB, MIB, GpuSpec, load_gpu, load_model
 from kvsim.memory.config_fields import optional, shown, widths
 from kvsim.memory.geometry import FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
 from kvsim.memory.layers import unexplained_state
@@ -47,6 +47,9 @@ HEAD_ROOM = 0.20
 """Share of the blocks to leave free at the expected peak."""
 
 LARGE_GPU_BYTES = 70 * GIB
+
+USUAL_BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
+"""Sizes to advise, in tokens: what engines offer, and the smaller ones for a cache that holds next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,7 +528,7 @@ def _report(
         kv_bytes=terms.kv,
         num_gpu_blocks=num_blocks,
         num_blocks_per_request=pages.num_per_request,
-        problem=_problem(geometry, flags, pages, terms, num_blocks),
+        problem=_problem(geometry, flags, pages, terms, num_gpu_blocks_override),
         notes=_notes(geometry, flags, pages, num_blocks, num_that_fit),
     )
 
@@ -535,12 +538,13 @@ def _num_blocks_at_most(kv_bytes: int, outside_bytes: int, block_bytes: int) -> 
     return max(0, kv_bytes // block_bytes + max(0, outside_bytes) // block_bytes)
 
 
-def _problem(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Terms, num_blocks: int) -> str | None:
+def _problem(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Terms, override: int | None) -> str | None:
     """Why the engine would refuse to start, and which number to change."""
+    num_that_fit, needed = max(0, terms.kv) // pages.block_bytes, pages.num_per_request
+    num_blocks = num_that_fit if override is None else override
     if terms.total is not None and terms.budget is not None:
         at_most = _num_blocks_at_most(terms.kv, terms.total - terms.budget, pages.block_bytes)
-        num_that_fit = max(0, terms.kv) // pages.block_bytes
-        if num_blocks > at_most and num_that_fit >= pages.num_per_request:
+        if num_blocks > at_most and num_that_fit >= needed:
             return (
                 f"num_gpu_blocks_override {num_blocks} is beyond the memory of the GPU: {at_most} blocks would fill it "
                 f"to the last byte. Lower num_gpu_blocks_override to {num_that_fit} or less, which "
@@ -548,22 +552,72 @@ def _problem(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Term
             )
         if num_blocks > at_most:
             num_blocks = num_that_fit  # A smaller override would not help: the memory must grow first.
-    if num_blocks >= pages.num_per_request:
+    if num_blocks >= needed:
         return None
-    missing = pages.num_per_request * pages.block_bytes - terms.kv
-    cures = _cures_of_the_budget(geometry, flags, terms, missing)
-    if not cures:
-        cures = [f"give the KV cache {missing / GIB:.2f} GiB more"]
-    if num_blocks <= 0:
+    if terms.kv <= 0:
+        cures = _cures_of_memory(geometry, flags, pages, terms)
         return f"nothing is left for KV ({terms.kv / GIB:.2f} GiB). Change one of: {'; '.join(cures)}."
+    if num_blocks <= 0:
+        return (
+            f"no block fits: one of {flags.block_size} tokens takes {_size(pages.block_bytes)}, and {_size(terms.kv)} "
+            f"are left for KV. Change one of: {'; '.join(_cures_of_a_large_block(geometry, flags, pages, terms))}."
+        )
+    if override == num_blocks and (terms.total is None or num_that_fit >= needed):
+        cures = [f"raise num_gpu_blocks_override to {needed} or more"]
+    else:
+        cures = _cures_of_memory(geometry, flags, pages, terms)
+        if override is None and (smaller := _smaller_block_that_fits(geometry, flags, terms)):
+            cures.insert(0, f"lower block_size to {smaller}")
     longest = _longest_that_fits(geometry, flags, num_blocks)
     if longest:
         cures.insert(0, f"lower max_model_len to {longest} or less")
     num_tokens = num_blocks * flags.block_size
     return (
         f"max_model_len {flags.max_model_len} > {num_tokens} tokens of KV cache: one such request needs "
-        f"{pages.num_per_request} blocks, {num_blocks} are there. Change one of: {'; '.join(cures)}."
+        f"{needed} blocks, {num_blocks} are there. Change one of: {'; '.join(cures)}."
     )
+
+
+def _cures_of_memory(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Terms) -> list[str]:
+    missing = pages.num_per_request * pages.block_bytes - terms.kv
+    return _cures_of_the_budget(geometry, flags, terms, missing) or [f"give the KV cache {_size(missing)} more"]
+
+
+def _cures_of_a_large_block(geometry: ModelGeometry, flags: _Flags, pages: _Pages, terms: _Terms) -> list[str]:
+    """Smaller blocks, if need be with shorter requests: more memory would be a poor cure where there is some."""
+    if smaller := _smaller_block_that_fits(geometry, flags, terms):
+        return [f"lower block_size to {smaller}"]
+    return _with_smaller_blocks(geometry, flags, terms) + _cures_of_memory(geometry, flags, pages, terms)
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes as a person reads them: GiB, or MiB and bytes where two decimals of a GiB say too little."""
+    if num_bytes >= GIB / 10:
+        return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / MIB:.2f} MiB" if num_bytes >= MIB / 10 else f"{num_bytes:,} bytes"
+
+
+def _smaller_block_that_fits(geometry: ModelGeometry, flags: _Flags, terms: _Terms) -> int | None:
+    """The largest usual block below this one with which a request of `max_model_len` fits; None where none does."""
+    for block_size in _smaller_blocks(flags):
+        pages = _Pages.of(geometry, replace(flags, block_size=block_size))
+        if terms.kv // pages.block_bytes >= pages.num_per_request:
+            return block_size
+    return None
+
+
+def _with_smaller_blocks(geometry: ModelGeometry, flags: _Flags, terms: _Terms) -> list[str]:
+    """Smaller blocks and shorter requests together, where that is a cure."""
+    for block_size in _smaller_blocks(flags):
+        smaller = replace(flags, block_size=block_size)
+        num_blocks = terms.kv // _Pages.of(geometry, smaller).block_bytes
+        if num_blocks > 0 and (longest := _longest_that_fits(geometry, smaller, num_blocks)):
+            return [f"lower block_size to {block_size} and max_model_len to {longest} or less"]
+    return []
+
+
+def _smaller_blocks(flags: _Flags) -> list[int]:
+    return [size for size in USUAL_BLOCKS if size < flags.block_size]
 
 
 def _longest_that_fits(geometry: ModelGeometry, flags: _Flags, num_blocks: int) -> int:

@@ -442,6 +442,45 @@ def test_a_flag_beyond_all_machines_is_refused(capsys, flag):
     assert f"{flag[2:].replace('-', '_')} is {'9' * 23}; it must be at most" in capsys.readouterr().err
 
 
+def test_a_block_larger_than_the_cache_is_told_apart_from_no_memory():
+    report = capacity("llama-3.1-8b", "h100-80gb", block_size=1_000_000)
+    # 131,072 bytes a token.
+    assert report.block_bytes == 131_072_000_000
+    assert report.problem.startswith(
+        f"no block fits: one of 1000000 tokens takes {131_072_000_000 / GIB:.2f} GiB, and "
+    )
+    assert report.problem.endswith("Change one of: lower block_size to 128.")
+    assert capacity("llama-3.1-8b", "h100-80gb", block_size=128).fits
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "cures"),
+    [
+        # 24 tokens of 128 KiB are there: 3 blocks of 8 for 20 of them, 1 of 16 or 3 of 8 for more.
+        (20, "lower block_size to 8."),
+        (200, "lower block_size to 16 and max_model_len to 16 or less; give the KV cache 25.00 MiB more."),
+    ],
+)
+def test_a_tiny_cache_gets_cures_of_its_own_size(max_model_len, cures):
+    report = capacity(PLANNER, kv_cache_memory_bytes=3 << 20, block_size=32, max_model_len=max_model_len)
+    assert "no block fits: one of 32 tokens takes 4.00 MiB, and 3.00 MiB are left for KV" in report.problem
+    assert report.problem.endswith(f"Change one of: {cures}")
+
+
+def test_a_block_that_wastes_what_is_missing_should_be_smaller():
+    report = capacity(PLANNER, kv_cache_memory_bytes=7 << 20, block_size=32, max_model_len=40)
+    # Two blocks of 4 MiB are 1 MiB too many; three of 2 MiB fit.
+    assert report.problem.endswith(
+        "lower max_model_len to 32 or less; lower block_size to 16; give the KV cache 1.00 MiB more."
+    )
+    assert capacity(PLANNER, kv_cache_memory_bytes=7 << 20, block_size=16, max_model_len=40).fits
+
+
+def test_an_override_below_what_a_request_needs_should_be_larger():
+    report = capacity("llama-3.1-8b", "h200", max_model_len=1600, num_gpu_blocks_override=10)
+    assert report.problem.endswith("lower max_model_len to 160 or less; raise num_gpu_blocks_override to 100 or more.")
+
+
 def test_layers_of_several_widths_count_with_the_widest():
     config = LLAMA | {"intermediate_size": [100, 14_336]}
     estimate = estimate_activation_bytes(ModelGeometry.from_config(config), 2048, 8)
