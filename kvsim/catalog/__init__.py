@@ -153,7 +153,7 @@ def _config_path(path: Path) -> Path | None:
 
 def _from_file(path: Path) -> ModelGeometry:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # Editors on Windows put a byte-order mark at the beginning.
         config = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ScenarioError(f"{path}: cannot be read as a model configuration: {error}") from None

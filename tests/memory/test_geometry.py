@@ -302,6 +302,8 @@ def test_a_config_file_will_do(tmp_path):
     (folder / "config.json").write_text(json.dumps(LLAMA))
     assert load_model(folder).name == "mine"
     assert load_model("mine", base_dir=tmp_path).bytes_per_token() == 512 * KIB
+    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    assert load_model(folder).bytes_per_token() == 512 * KIB
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ScenarioError, match=r"config\.json: a model configuration is a mapping"):
         load_model(folder / "config.json")
