@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -50,8 +51,43 @@ METRICS = (
 
 
 _MOST = (1 << 31) - 1
+_MOST_BYTES = 1 << 50
 _MOST_RANKS = 1024
 _MOST_SECONDS = 1e12
+
+_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+"""What vLLM's --dtype takes."""
+_USED = frozenset(
+    {
+        "model", "async_scheduling", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "data_parallel_size",
+        "tensor_parallel_size", "block_size", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_dtype",
+        "kv_cache_memory_bytes", "num_gpu_blocks_override", "dtype", "enable_chunked_prefill", "scheduling_policy",
+        "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark",
+    }
+)  # fmt: skip
+"""Arguments of the engine that the simulation follows."""
+_WITHOUT_BEARING = frozenset(
+    {
+        "allowed_local_media_path", "api_key", "chat_template", "disable_log_requests", "disable_log_stats",
+        "download_dir", "enable_log_requests", "hf_token", "host", "load_format", "port", "prefix_caching_hash_algo",
+        "revision", "root_path", "runner", "seed", "served_model_name", "skip_tokenizer_init", "task", "tokenizer",
+        "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
+    }
+)  # fmt: skip
+"""Arguments that decide neither what a step computes nor how long it takes."""
+_AT_REST: Mapping[str, object] = {
+    "cpu_offload_gb": 0,
+    "disable_cascade_attn": False,
+    "disable_sliding_window": False,
+    "enable_expert_parallel": False,
+    "enable_lora": False,
+    "enforce_eager": False,
+    "max_long_partial_prefills": 1,
+    "max_num_partial_prefills": 1,
+    "pipeline_parallel_size": 1,
+    "swap_space": 0,
+}
+"""Values at which an argument that is not simulated asks for nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +104,28 @@ class _Keys:
             raise self.bad(key, "a JSON object")
         return _Keys(self.path, f"{self.prefix}{key}.", value or {})
 
-    def integer(self, key: str, most: int = _MOST) -> int | None:
+    def integer(self, key: str, most: int = _MOST, least: int = 1) -> int | None:
         number = self._number(key)
         if number is None:
             return None
-        if not number.is_integer() or not 1 <= number <= most:
-            raise self.bad(key, f"a whole number from 1 to {most:,}")
+        if not number.is_integer() or not least <= number <= most:
+            raise self.bad(key, f"a whole number from {least} to {most:,}")
         return int(number)
+
+    def choice(self, key: str, known: Seq[str]) -> str | None:
+        told = self.text(key)
+        if told is None:
+            return None
+        name = told.strip().lower().removeprefix("torch.")
+        if name not in known:
+            raise self.bad(key, f"one of {', '.join(known)}")
+        return name
+
+    def watermark(self) -> float | None:
+        number = self._number("watermark")
+        if number is not None and not 0.0 <= number < 1.0:
+            raise self.bad("watermark", "a share of at least 0, below 1")
+        return number
 
     def share(self, key: str) -> float | None:
         number = self._number(key)
@@ -174,7 +225,7 @@ def load_run(folder: str | Path) -> RecordedRun:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError:
         raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
     except ValueError as error:
@@ -186,7 +237,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
     rows = []
@@ -240,14 +291,41 @@ def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> Record
 def _read_series(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         return {}
-    with path.open(newline="", encoding="utf-8") as handle:
-        rows = list(csv.DictReader(handle))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as handle:
+            reader = csv.reader(handle)
+            header = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ScenarioError(
+            f"{path}: cannot be read as CSV ({error}); leave the file out where there is none"
+        ) from None
+    twice = [name for name in header if name and header.count(name) > 1]
+    if twice:
+        raise ScenarioError(f"{path}: column {twice[0]!r} is there {header.count(twice[0])} times; keep one")
     if not rows:
         return {}
+    places = [(index, name) for index, name in enumerate(header) if name]
+    return {
+        name: np.array([_series_cell(path, line, name, row[index : index + 1]) for line, row in rows])
+        for index, name in places
+    }
+
+
+def _series_cell(path: Path, line: int, column: str, cell: Seq[str]) -> float:
+    """A number; NaN where the cell is empty or absent, which no time may be."""
+    text = cell[0].strip() if cell else ""
+    number: float | None
     try:
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0] if name}
-    except (ValueError, TypeError) as error:
-        raise ScenarioError(f"{path}: {error}") from None
+        number = float(text or "nan")
+    except ValueError:
+        number = None
+    if number is None or (column == "t" and not math.isfinite(number)):
+        raise ScenarioError(
+            f"{path}: line {line}, column {column!r}: {text!r} is not a number; correct the cell"
+            + ("" if column == "t" else ", or leave it empty where nothing was logged")
+        )
+    return number
 
 
 def _series_offset_s(meta: _Keys, rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
@@ -283,6 +361,24 @@ class Setting:
     tensor_parallel_size: int
     kv_cache_dtype: str
     notes: tuple[str, ...]
+    dtype: str = "auto"
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    warnings: tuple[str, ...] = ()
+    """What of the engine's arguments the simulation leaves out."""
+
+    @property
+    def geometry(self) -> ModelGeometry:
+        """The model, in the number format that the engine ran it in."""
+        from dataclasses import replace
+
+        from kvsim.catalog import load_model
+
+        geometry = load_model(self.model)
+        return geometry if self.dtype == "auto" else replace(geometry, dtype=self.dtype)
 
 
 def setting_of(
@@ -291,6 +387,7 @@ def setting_of(
     """Read the engine's arguments; defaults are vLLM's. Raises ScenarioError for what cannot be told."""
     from kvsim.capacity import default_max_num_batched_tokens, default_max_num_seqs
     from kvsim.catalog import load_model, model_names
+    from kvsim.scenario.schema import CacheDtype
 
     kwargs = run.engine_kwargs
     notes: list[str] = []
@@ -301,18 +398,38 @@ def setting_of(
     spec, gpu_note = _gpu_of(run, gpu)
     notes.append(gpu_note)
     engine = _engine_of(run, notes)
-    total = run.keys.inner("hardware").integer("device_total_memory_bytes", 1 << 50) or spec.total_memory_bytes
+    total = run.keys.inner("hardware").integer("device_total_memory_bytes", _MOST_BYTES) or spec.total_memory_bytes
     max_num_seqs = kwargs.integer("max_num_seqs") or default_max_num_seqs(spec, total)
-    max_tokens = kwargs.integer("max_num_batched_tokens") or default_max_num_batched_tokens(spec, total)
     max_model_len = _max_model_len(kwargs, geometry)
+    is_chunked = kwargs.truth("enable_chunked_prefill") is not False
+    max_tokens = kwargs.integer("max_num_batched_tokens")
+    if max_tokens is None:
+        # Without chunks the longest prompt has to fit into one step.
+        max_tokens = max(default_max_num_batched_tokens(spec, total), 0 if is_chunked else max_model_len)
     num_replicas = kwargs.integer("data_parallel_size") or 1
     if num_replicas > 1:
         raise ScenarioError(
             f"{run.folder / 'meta.json'}: data_parallel_size is {num_replicas}; a run of one replica is what can be "
             f"predicted: which replica served which request is not in the record"
         )
+    dtype = kwargs.choice("dtype", _DTYPES) or "auto"
+    kv_cache_dtype = kwargs.choice("kv_cache_dtype", get_args(CacheDtype)) or "auto"
     cache = _cache_of(run)
-    blocks = _num_gpu_blocks(run, cache, geometry, spec, total, max_num_seqs, max_tokens, max_model_len, notes)
+    blocks = _num_gpu_blocks(
+        run,
+        cache,
+        notes,
+        {
+            "model": geometry,
+            "gpu": spec,
+            "total_memory_bytes": total,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_tokens,
+            "max_model_len": max_model_len,
+            "dtype": dtype,
+            "kv_cache_dtype": kv_cache_dtype,
+        },
+    )
     return Setting(
         engine=engine,
         model=geometry.name if geometry.name in model_names() else model,
@@ -325,9 +442,46 @@ def setting_of(
         block_size=cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
         tensor_parallel_size=kwargs.integer("tensor_parallel_size", _MOST_RANKS) or 1,
-        kv_cache_dtype=kwargs.text("kv_cache_dtype") or "auto",
+        kv_cache_dtype=kv_cache_dtype,
         notes=tuple(notes),
+        dtype=dtype,
+        enable_chunked_prefill=is_chunked,
+        scheduling_policy=kwargs.choice("scheduling_policy", ("fcfs", "priority")) or "fcfs",
+        long_prefill_token_threshold=kwargs.integer("long_prefill_token_threshold", least=0) or 0,
+        scheduler_reserve_full_isl=kwargs.truth("scheduler_reserve_full_isl") is not False,
+        watermark=kwargs.watermark() or 0.0,
+        warnings=(*_unused(kwargs), *_other_formats(run.folder / "meta.json", dtype)),
     )
+
+
+def _unused(kwargs: _Keys) -> list[str]:
+    """One line that names every argument the simulation does not follow; nothing where there is none."""
+    unused = []
+    for key, value in kwargs.values.items():
+        told = str(value).strip().lower()
+        if value is None or key in _USED or key in _WITHOUT_BEARING:
+            continue
+        if key in _AT_REST and told in (str(_AT_REST[key]).lower(), f"{_AT_REST[key]}.0"):
+            continue
+        close = get_close_matches(key, _USED, n=1, cutoff=0.85)
+        unused.append(f"{key}: {value!r:.60}" + (f" (did you mean {close[0]}?)" if close else ""))
+    if not unused:
+        return []
+    return [
+        f"{kwargs.path}: the simulation does not follow these of engine_kwargs: {', '.join(unused)}; the run may "
+        f"differ by what they do"
+    ]
+
+
+def _other_formats(path: Path, dtype: str) -> list[str]:
+    from kvsim.memory.geometry import dtype_bytes
+
+    if dtype == "auto" or dtype_bytes(dtype) == 2:
+        return []
+    return [
+        f"{path}: engine_kwargs.dtype is {dtype}: the KV cache is counted in it, but matrix products are priced as "
+        f"16-bit ones, which is all that profiles hold; the engine was slower than predicted"
+    ]
 
 
 def _max_model_len(kwargs: _Keys, geometry: ModelGeometry) -> int:
@@ -413,20 +567,16 @@ def _cache_of(run: RecordedRun) -> _Cache:
     return _Cache(logged, block_size, next((value for value in told if value is not None), True))
 
 
-def _num_gpu_blocks(
-    run: RecordedRun,
-    cache: _Cache,
-    geometry: ModelGeometry,
-    spec: GpuSpec,
-    total: int,
-    max_num_seqs: int,
-    max_tokens: int,
-    max_model_len: int,
-    notes: list[str],
-) -> int:
+def _num_gpu_blocks(run: RecordedRun, cache: _Cache, notes: list[str], terms: Mapping[str, Any]) -> int:
+    """As logged, as told, or as `terms`, the keywords of the capacity formula, have it; `notes` get which."""
     from kvsim.capacity import capacity
 
     kwargs, block_size = run.engine_kwargs, cache.block_size
+    # Read before anything is returned: a value that makes no sense is refused wherever the number comes from.
+    utilization = cache.logged.share("gpu_memory_utilization") or kwargs.share("gpu_memory_utilization") or 0.9
+    override = kwargs.integer("num_gpu_blocks_override")
+    kv_bytes = kwargs.integer("kv_cache_memory_bytes", _MOST_BYTES)
+    num_ranks = kwargs.integer("tensor_parallel_size", _MOST_RANKS) or 1
     logged_blocks = cache.logged.integer("num_gpu_blocks")
     if logged_blocks:
         notes.append(f"{logged_blocks} KV blocks: from meta.json")
@@ -435,27 +585,38 @@ def _num_gpu_blocks(
     if logged_tokens >= block_size:
         notes.append(f"{logged_tokens // block_size} KV blocks: {logged_tokens:,} tokens in {log_name}")
         return logged_tokens // block_size
-    utilization = cache.logged.share("gpu_memory_utilization") or kwargs.share("gpu_memory_utilization") or 0.9
-    report = capacity(
-        geometry,
-        spec,
-        gpu_memory_utilization=utilization,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_tokens,
-        kv_cache_dtype=kwargs.text("kv_cache_dtype") or "auto",
-        tensor_parallel_size=kwargs.integer("tensor_parallel_size", _MOST_RANKS) or 1,
-        total_memory_bytes=total,
-        num_gpu_blocks_override=kwargs.integer("num_gpu_blocks_override"),
-    )
-    notes.append(f"{report.num_gpu_blocks} KV blocks: from the capacity formula at utilization {utilization:g}")
-    if report.num_gpu_blocks * block_size < max_model_len:
-        notes.append(
-            f"these blocks hold less than one sequence of {max_model_len:,} tokens, which vLLM refuses: the run had "
-            f"more memory or a shorter limit than meta.json says"
+    if override is not None:
+        num_blocks, source = override, "num_gpu_blocks_override in the run's arguments"
+    else:
+        num_blocks = capacity(
+            **terms,
+            gpu_memory_utilization=utilization,
+            block_size=block_size,
+            tensor_parallel_size=num_ranks,
+            kv_cache_memory_bytes=kv_bytes,
+        ).num_gpu_blocks
+        source = (
+            f"from the capacity formula at utilization {utilization:g}"
+            if kv_bytes is None
+            else f"kv_cache_memory_bytes {kv_bytes:,} in the run's arguments"
         )
-    return report.num_gpu_blocks
+    if num_blocks < 1:
+        key, value = (
+            ("gpu_memory_utilization", f"{utilization:g}")
+            if kv_bytes is None
+            else ("kv_cache_memory_bytes", f"{kv_bytes:,}")
+        )
+        raise ScenarioError(
+            f"{run.folder / 'meta.json'}: {key} {value} leaves no KV block: write what the engine ran with, or the "
+            f"number that it logged as kv_cache.num_gpu_blocks"
+        )
+    notes.append(f"{num_blocks} KV blocks: {source}")
+    if num_blocks * block_size < terms["max_model_len"]:
+        notes.append(
+            f"these blocks hold less than one sequence of {terms['max_model_len']:,} tokens, which vLLM refuses: the "
+            f"run had more memory or a shorter limit than meta.json says"
+        )
+    return num_blocks
 
 
 def _logged_kv_tokens(folder: Path) -> tuple[int, str]:
@@ -585,12 +746,11 @@ def predict(
 def _kernel_cost(
     setting: Setting, decode_overhead_us: float | None, mixed_overhead_us: float | None, tiles: GemmTiles | None
 ) -> KernelCost:
-    from kvsim.catalog import load_model
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 
     return KernelCost.from_profile(
         setting.profile,
-        load_model(setting.model),
+        setting.geometry,
         block_size=setting.block_size,
         tensor_parallel_size=setting.tensor_parallel_size,
         kv_cache_dtype=setting.kv_cache_dtype,
@@ -614,11 +774,19 @@ def _scenario(setting: Setting) -> Any:
             "tensor_parallel_size": setting.tensor_parallel_size,
             "kv_cache_dtype": setting.kv_cache_dtype,
             "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
-            "allocator": {"block_size": setting.block_size, "enable_prefix_caching": setting.enable_prefix_caching},
+            "allocator": {
+                "block_size": setting.block_size,
+                "enable_prefix_caching": setting.enable_prefix_caching,
+                "watermark": setting.watermark,
+            },
             "scheduler": {
                 "max_num_seqs": setting.max_num_seqs,
                 "max_num_batched_tokens": setting.max_num_batched_tokens,
                 "max_model_len": setting.max_model_len,
+                "scheduling_policy": setting.scheduling_policy,
+                "enable_chunked_prefill": setting.enable_chunked_prefill,
+                "long_prefill_token_threshold": setting.long_prefill_token_threshold,
+                "scheduler_reserve_full_isl": setting.scheduler_reserve_full_isl,
             },
         },
         source="the recorded run",

@@ -11,7 +11,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile, profile_names
 from kvsim.types import ScenarioError
-from kvsim.validate_run import METRICS, compare, fit_overhead, load_run, predict, setting_of
+from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, predict, setting_of
 
 RUNS = Path("data", "traces", "vllm-0.19-runs")
 
@@ -274,6 +274,13 @@ def test_a_fit_that_does_not_converge_is_refused(tmp_path: Path, monkeypatch: py
         ("engine_kwargs", "tensor_parallel_size", {}, "must be a number"),
         ("engine_kwargs", "data_parallel_size", "two", "must be a number"),
         ("engine_kwargs", "kv_cache_dtype", 8, "must be a text"),
+        ("engine_kwargs", "kv_cache_dtype", "fp3", "must be one of auto, "),
+        ("engine_kwargs", "kv_cache_memory_bytes", 0, "whole number from 1"),
+        ("engine_kwargs", "dtype", "foo", "must be one of auto, bfloat16"),
+        ("engine_kwargs", "enable_chunked_prefill", 2, "true or false"),
+        ("engine_kwargs", "scheduling_policy", "lifo", "must be one of fcfs, priority"),
+        ("engine_kwargs", "long_prefill_token_threshold", -1, "whole number from 0"),
+        ("engine_kwargs", "watermark", 1, "share of at least 0, below 1"),
         ("engine_kwargs", "model", 7, "must be a text"),
         ("kv_cache", "num_gpu_blocks", "lots", "must be a number"),
         ("kv_cache", "block_size", "big", "must be a number"),
@@ -298,6 +305,109 @@ def test_a_bad_value_in_meta_is_named(tmp_path: Path, where: str, key: str, valu
     shown = str(caught.value)
     assert f"meta.json: {where + '.' if where else ''}{key} is {value!r}; it " in shown
     assert said in shown
+
+
+BARE = {"kv_cache": None, "hardware": {"device_name": "NVIDIA H100 80GB HBM3"}}
+
+
+def setting_with(folder: Path, **kwargs: object) -> Setting:
+    """What is read from a run of Llama-3.1-8B on an H100 that logged no blocks, with these arguments."""
+    write_run(folder, meta=BARE | {"engine_kwargs": {"model": "llama-3.1-8b", **kwargs}})
+    return setting_of(load_run(folder))
+
+
+def test_the_size_of_the_cache_follows_the_arguments(tmp_path: Path) -> None:
+    told = setting_with(tmp_path / "run", kv_cache_memory_bytes=4 << 30)
+    assert told.num_gpu_blocks == 2048  # 2 MiB a block of 16 tokens in 16 bit
+    assert "2048 KV blocks: kv_cache_memory_bytes 4,294,967,296 in the run's arguments" in told.notes
+    assert setting_with(tmp_path / "run", kv_cache_memory_bytes=4 << 30, dtype="float32").num_gpu_blocks == 1024
+    fixed = setting_with(tmp_path / "run", kv_cache_memory_bytes=4 << 30, num_gpu_blocks_override=5000)
+    assert fixed.num_gpu_blocks == 5000
+    assert "5000 KV blocks: num_gpu_blocks_override in the run's arguments" in fixed.notes
+    usual, wide = setting_with(tmp_path / "run"), setting_with(tmp_path / "run", dtype="float32")
+    assert wide.num_gpu_blocks < usual.num_gpu_blocks // 2
+    assert usual.warnings == ()
+    assert [text for text in wide.warnings if "dtype is float32" in text and "16-bit" in text]
+    assert setting_with(tmp_path / "run", dtype="torch.bfloat16").num_gpu_blocks == usual.num_gpu_blocks
+
+
+def test_the_scheduler_follows_the_arguments(tmp_path: Path) -> None:
+    setting = setting_with(
+        tmp_path / "run",
+        enable_chunked_prefill=False,
+        scheduling_policy="priority",
+        long_prefill_token_threshold=0,
+        scheduler_reserve_full_isl=False,
+        watermark=0.05,
+        max_model_len=20_000,
+    )
+    assert (setting.enable_chunked_prefill, setting.scheduling_policy) == (False, "priority")
+    assert (setting.scheduler_reserve_full_isl, setting.watermark) == (False, 0.05)
+    assert setting.max_num_batched_tokens == 20_000  # the longest prompt has to fit into one step
+    assert setting.warnings == ()
+
+
+def test_prompts_are_cut_as_the_arguments_say(tmp_path: Path) -> None:
+    def chunks(**more: object) -> set[int]:
+        told = {"model": "llama-3.1-8b", "max_num_seqs": 8, "max_num_batched_tokens": 350, "max_model_len": 350, **more}
+        workload = write_run(tmp_path / "h100", meta={"engine_kwargs": told})
+        change_rows(tmp_path / "h100", {i: {"queued_ts": 5.0} for i in range(12)})
+        run = load_run(tmp_path / "h100")
+        shapes = predict(run, workload, setting_of(run)).steps.shapes
+        return {num_tokens for shape in shapes for _, num_tokens in shape.prefills}
+
+    whole = set(range(200, 212))
+    assert min(chunks()) < 200
+    assert chunks(enable_chunked_prefill=False) == whole
+    assert max(chunks(long_prefill_token_threshold=64)) == 64
+
+
+def test_arguments_that_are_not_simulated_are_named_in_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = {
+        "model": "llama-3.1-8b",
+        "quantization": "fp8",
+        "pipeline_parallel_size": 2,
+        "max_num_seq": 64,
+        "seed": 42,
+        "enable_expert_parallel": False,
+        "cpu_offload_gb": 0,
+        "speculative_config": None,
+    }
+    workload = write_run(tmp_path / "h100", meta={"engine_kwargs": kwargs})
+    (warning,) = setting_of(load_run(tmp_path / "h100")).warnings
+    assert "quantization: 'fp8', pipeline_parallel_size: 2, max_num_seq: 64 (did you mean max_num_seqs?);" in warning
+    assert "seed" not in warning
+    assert main(["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--json"]) == 0
+    assert f"warning: {warning}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("t,running\n0,1\n1,x\n", "line 3, column 'running': 'x' is not a number"),
+        ("t,running\n0,1\n,2\n", "line 3, column 't': '' is not a number"),
+        ("t,running,running\n0,1,1\n", "column 'running' is there 2 times; keep one"),
+        ("t,running\n0,\xff\n", "cannot be read as CSV"),
+    ],
+)
+def test_a_bad_cell_of_the_series_is_named(tmp_path: Path, text: str, said: str) -> None:
+    write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ScenarioError, match=re.escape(f"timeseries.csv: {said}")):
+        load_run(tmp_path / "h100")
+
+
+def test_files_of_a_run_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_text("t,running\n0,1\n1,\n")
+    for path in (tmp_path / "h100").iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    run = load_run(tmp_path / "h100")
+    assert run.requests[0].input_len == 200
+    assert run.series["t"].tolist() == [0.0, 1.0]
+    assert run.series["running"][0] == 1.0
 
 
 def test_text_in_meta_is_read_as_what_it_says(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def command(
         check_output(plot, "--plot", workload)
     run = load_run(run_dir)
     setting = setting_of(run, gpu=gpu, profile=profile, model=model)
+    for text in setting.warnings:
+        console.warn(text)
     unfitted = compare(run, predict(run, workload, setting))
     if not no_plots and not json:
         draw(unfitted, plot)

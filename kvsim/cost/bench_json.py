@@ -30,7 +30,7 @@ def read_bench(path: str | Path) -> Mapping[str, Any]:
     """The JSON of a benchmark. Raises ScenarioError naming the list that is missing or of another length."""
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError):
         raise ScenarioError(f"{path}: cannot be read") from None
     except ValueError as error:
@@ -65,8 +65,8 @@ def read_bench(path: str | Path) -> Mapping[str, Any]:
 def _check_number(value: Any, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
         raise ScenarioError(
-            f"{where} is {value!r}; it must be a number, not negative (times in seconds): use the file as vllm bench "
-            f"serve --save-detailed wrote it"
+            f"{where} is {value!r}; it must be a number from 0 to {_MOST:g} (times in seconds): use the file as vllm "
+            f"bench serve --save-detailed wrote it"
         )
 
 

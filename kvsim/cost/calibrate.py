@@ -82,6 +82,8 @@ def calibrate(
     """
     if not 0.0 < hold_out < 1.0:
         raise ScenarioError(f"hold_out must lie between 0 and 1, not {hold_out}")
+    if seed < 0:
+        raise ScenarioError(f"seed is {seed}; it must be a whole number of at least 0")
     data = load_measurements(path, gpu)
     groups = _choose(data, Path(path), framework, version)
     rng = np.random.default_rng(seed)

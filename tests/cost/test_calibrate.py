@@ -206,6 +206,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["calibrate", str(tmp_path / "none.csv")]) == 2
 
 
+def test_a_seed_below_zero_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(write(tmp_path / "x.csv", gemm_rows())), "--seed", "-1"]) == 2
+    assert "seed is -1; it must be a whole number of at least 0" in capsys.readouterr().err
+
+
 BARS = {  # mean absolute error and share of rows within 15 %, pooled over the seeds below
     "rtx4090": {"decode_attention": 6.0, "prefill_attention": 6.0, "mixed_attention": 6.0, "gemm": 6.0},
     "a100": {"decode_attention": 8.0, "prefill_attention": 8.0, "gemm": 9.0, "all_reduce": 10.0},

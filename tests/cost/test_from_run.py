@@ -128,13 +128,14 @@ def test_a_benchmark_without_details_says_how_to_get_them(tmp_path: Path) -> Non
     [
         ("itls", ["0.01"], "itls[1][0] is '0.01'; it must be a number"),
         ("itls", [0.01, float("nan")], "itls[1][1] is nan; it must be a number"),
-        ("itls", [0.01, -0.01], "itls[1][1] is -0.01; it must be a number, not negative"),
+        ("itls", [0.01, -0.01], "itls[1][1] is -0.01; it must be a number from 0 to 1e+12"),
         ("itls", 0.01, "itls[1] is 0.01; it must be the list"),
         ("itls", "0.01", "itls[1] is '0.01'; it must be the list"),
         ("start_times", "2026-01-01", "start_times[1] is '2026-01-01'; it must be a number"),
         ("ttfts", None, "ttfts[1] is None; it must be a number"),
         ("ttfts", [0.05], "ttfts[1] is [0.05]; it must be a number"),
         ("input_lens", None, "input_lens[1] is None; it must be a number"),
+        ("input_lens", 10**18, "input_lens[1] is 1000000000000000000; it must be a number from 0 to 1e+12"),
     ],
 )
 def test_what_a_benchmark_holds_is_checked(tmp_path: Path, name: str, value: object, said: str) -> None:
@@ -144,6 +145,12 @@ def test_what_a_benchmark_holds_is_checked(tmp_path: Path, name: str, value: obj
     path.write_text(json.dumps(data))
     with pytest.raises(ScenarioError, match=re.escape(f"b.json: {said}")):
         bench_overhead(path, TenMilliseconds())
+
+
+def test_a_benchmark_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = bench(tmp_path / "b.json", 0.0105)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert bench_overhead(path, TenMilliseconds()).decode_step_us == pytest.approx(500, abs=1)
 
 
 def test_failed_requests_of_a_benchmark_are_left_out(tmp_path: Path) -> None:
