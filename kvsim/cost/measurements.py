@@ -18,6 +18,10 @@ from kvsim.cost.forms import FORMS
 from kvsim.types import ScenarioError
 
 REQUIRED = ("gpu", "framework", "version", "kernel", "op", "latency_us")
+_SORTS = REQUIRED[:5]
+"""Columns that say which fit a row belongs to."""
+_MOST = float(1 << 50)
+_MOST_US = 1e9
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ _COLUMNS_OF = {
     "mixed_attention": ("batch", "ctx_len", "prefill_chunk", "prefill_kv_prefix", "heads", "kv_heads", "head_dim"),
     "all_reduce": ("bytes", "num_gpus"),
 }
+_KNOWN = {
+    *REQUIRED, *(name for names in _COLUMNS_OF.values() for name in names), "seq_len", "tp", "page_size", "dtype",
+    "kv_dtype", "source",
+}  # fmt: skip
 
 
 def projection_shape(op: str, dims: LayerDims, tp: int = 1) -> tuple[int, int]:
@@ -126,37 +134,49 @@ class Measurements:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
-def read_rows(path: str | Path) -> list[dict[str, str]]:
-    """Rows of a measurements file; raises ScenarioError naming the file, and the column that is missing."""
+def read_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """Rows of a measurements file, each with the line it ends on.
+
+    Case, spaces and punctuation of a known column's name do not count. Raises ScenarioError naming the file, and the
+    column that is missing or there twice.
+    """
     path = Path(path)
     if not path.is_file():
         raise ScenarioError(f"{path}: no such measurements file")
     try:
         with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            header = reader.fieldnames or []
-            rows = list(reader)
+            reader = csv.reader(handle, skipinitialspace=True)
+            header = [_column_name(name) for name in next(reader, [])]
+            rows = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ScenarioError(f"{path}: not a CSV text file: {error}") from None
+    _check_header(path, header)
+    if not rows:
+        raise ScenarioError(f"{path}: no rows below the header")
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ScenarioError(f"{path}: line {line}: {len(row)} cells where the header has {len(header)}")
+    return [(line, dict(zip(header, (cell.strip() for cell in row), strict=True))) for line, row in rows]
+
+
+def _column_name(text: str) -> str:
+    """The known column that a header's cell spells, else the cell as it stands."""
+    plain = "".join(char for char in text.casefold() if char.isalnum())
+    return next((name for name in _KNOWN if name.replace("_", "") == plain), text.strip())
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise ScenarioError(
             f"{path}: column {missing[0]!r} is missing; a measurements file has {', '.join(REQUIRED)} "
             f"and the columns of its operations; this one has {', '.join(header) or 'no header'}"
         )
-    if not rows:
-        raise ScenarioError(f"{path}: no rows below the header")
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise ScenarioError(f"{path}: line {number}: {_num_cells(row)} cells where the header has {len(header)}")
-    return rows
-
-
-def _num_cells(row: Mapping[str | None, object]) -> int:
-    extra = row.get(None)
-    return sum(1 for name, value in row.items() if name is not None and value is not None) + (
-        len(extra) if isinstance(extra, list) else 0
-    )
+    twice = [name for name in header if name in _KNOWN and header.count(name) > 1]
+    if twice:
+        raise ScenarioError(f"{path}: column {twice[0]!r} is there {header.count(twice[0])} times; keep one")
 
 
 def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
@@ -168,22 +188,24 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     """
     path = Path(path)
     rows = read_rows(path)
-    spellings = _the_gpu(path, rows, gpu)
+    for line, row in rows:
+        _Cells(path, line, row).check_sorts()
+    spellings = _the_gpu(path, [row for _, row in rows], gpu)
     gpu = spellings[0]
     collected: dict[GroupKey, list[tuple[dict[str, float], float, str]]] = {}
     skipped: dict[str, int] = {}
     pages: dict[str, list[int]] = {}
     sources: dict[str, None] = {}
-    for line, row in enumerate(rows, start=2):
+    for line, row in rows:
         if row["gpu"] not in spellings:
             continue
         dtype = _number_format(row.get("dtype", ""))
         if dtype and dtype not in TWO_BYTE_FORMATS:
-            name = f"{row['op'].strip()} {dtype}"
+            name = f"{row['op']} {dtype}"
             skipped[name] = skipped.get(name, 0) + 1
             continue
         key, columns = _classify(_Cells(path, line, row))
-        latency = _Cells(path, line, row).number("latency_us", positive=True)
+        latency = _Cells(path, line, row).latency_us()
         if key.op == "decode_attention" and row.get("page_size"):
             pages.setdefault(key.framework, []).append(int(_Cells(path, line, row).number("page_size", positive=True)))
         collected.setdefault(key, []).append((columns, latency, row["op"]))
@@ -230,22 +252,44 @@ class _Cells:
     def fail(self, column: str, what: str) -> ScenarioError:
         return ScenarioError(f"{self.path}: line {self.line}, column {column!r}: {what}")
 
+    def check_sorts(self) -> None:
+        """Raises where a row does not say which fit it belongs to: it would be left out of all."""
+        for column in _SORTS:
+            if not self.row[column]:
+                raise self.fail(column, f"empty; every row names its {column}: fill it in, or take the row out")
+
     def number(self, column: str, *, positive: bool = False, default: float | None = None) -> float:
-        text = (self.row.get(column) or "").strip()
-        if not text:
-            if default is not None:
-                return default
-            raise self.fail(column, f"empty, but operation {self.row['op']!r} needs it")
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.fail(column, f"{text!r} is not a number") from None
-        if not math.isfinite(value) or value < 0 or (positive and value == 0):
-            raise self.fail(column, f"{text!r} must be a finite number {'above' if positive else 'of at least'} 0")
+        """A size or a count."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        value = self._float(column)
+        least = 1 if positive else 0
+        if not least <= value <= _MOST or value != int(value):
+            raise self.fail(column, f"{text!r} must be a whole number from {least} to {_MOST:.0f}: correct the cell")
         return value
 
+    def latency_us(self) -> float:
+        value = self._float("latency_us")
+        if not 0 < value <= _MOST_US:
+            raise self.fail(
+                "latency_us",
+                f"{self.text('latency_us')!r} must be a number above 0, at most {_MOST_US:.0f} (microseconds): "
+                f"correct the cell, or take the row out",
+            )
+        return value
+
+    def _float(self, column: str) -> float:
+        text = self.text(column)
+        if not text:
+            raise self.fail(column, f"empty, but operation {self.row['op']!r} needs it")
+        try:
+            return float(text)
+        except ValueError:
+            raise self.fail(column, f"{text!r} is not a number") from None
+
     def text(self, column: str) -> str:
-        return (self.row.get(column) or "").strip()
+        return self.row.get(column, "")
 
 
 def _classify(cells: _Cells) -> tuple[GroupKey, dict[str, float]]:

@@ -108,13 +108,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path}: not readable as YAML: {error}") from None
     try:
         return _from_dict(data)
     except _BadEntry as error:
         raise ScenarioError(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ScenarioError(f"{path}: not a kvsim cost profile ({type(error).__name__}: {error})") from None
 
 
@@ -123,11 +125,25 @@ class _BadEntry(Exception):
 
 
 _MAY_BE_ZERO = ("per_gpu_limits", "switch_bytes")
+_MAY_BE_ABSENT = ("per_gpu_limits",)
+_LARGEST_BLOCK = 1_048_576
+
+
+def _need(data: Mapping[str, Any], key: str, where: str) -> Any:
+    if key not in data:
+        raise _BadEntry(f"{where}{key} is missing; write it as kvsim calibrate does")
+    return data[key]
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _BadEntry(f"{where} is {value!r:.80}; it must be a mapping of keys to values")
+    return value
 
 
 def _check_texts(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
     for key in keys:
-        if not isinstance(data[key], str):
+        if not isinstance(_need(data, key, where), str):
             raise _BadEntry(f"{where}{key} is {data[key]!r}; it must be a text (write it in quotes)")
 
 
@@ -139,25 +155,65 @@ def _check_params(params: Mapping[str, float], where: str) -> None:
             raise _BadEntry(f"{where}.{name} is {value!r}; it must be a number {least}")
 
 
-def _from_dict(data: Mapping[str, Any]) -> Profile:
-    if data["format"] != FORMAT_VERSION:
+def _check_form(op: str, params: Mapping[str, float], where: str) -> None:
+    """Every parameter that the operation's formula reads is there."""
+    form = FORMS[op]
+    needed = {*form.start, *form.tiles} - {*_MAY_BE_ABSENT}
+    for layer in form.layer_starts.values():
+        if (params.keys() - form.start.keys()) & layer.keys():
+            needed = {*layer, *form.tiles}
+    needed -= {name for name, choice in form.only_with.items() if not params.get(choice)}
+    for name in sorted(needed - params.keys()):
+        raise _BadEntry(f"{where}.{name} is missing; {op} takes {', '.join(sorted(needed))}")
+
+
+def _check_provenance(provenance: Mapping[str, Any]) -> None:
+    size = provenance.get("block_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _LARGEST_BLOCK:
+        raise _BadEntry(
+            f"provenance.block_size is {size!r}; it must be a whole number from 1 to {_LARGEST_BLOCK:,}: the tokens of "
+            f"a KV block where the rows were measured"
+        )
+
+
+def _check_tiles(tiles: Any) -> None:
+    if not isinstance(tiles, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(type(part) is int and part > 0 for part in pair)
+        for pair in tiles
+    ):
+        raise _BadEntry(
+            f"overhead.gemm_tiles is {tiles!r:.80}; it must be a list of pairs [up to so many tokens, tile]"
+        )
+
+
+def _from_dict(data: Any) -> Profile:
+    _mapping(data, "the file")
+    if _need(data, "format", "") != FORMAT_VERSION:
         raise ValueError(f"format {data['format']!r}, this kvsim reads {FORMAT_VERSION}")
-    overhead = data.get("overhead") or {}
+    overhead = _mapping(data.get("overhead") or {}, "overhead")
     # Quartiles say how a fit scattered, to both sides of nothing; times of a step are added to every step.
-    times = {key: value for key, value in overhead.items() if key.endswith("_us") and "quartiles" not in key}
+    times = {key: value for key, value in overhead.items() if str(key).endswith("_us") and "quartiles" not in key}
     _check_numbers(times, "overhead")
     for key, value in times.items():
         if value < 0:
             raise _BadEntry(f"overhead.{key} is {value!r}; it must be a number of at least 0")
+    _check_tiles(overhead.get("gemm_tiles") or ())
+    provenance = _mapping(data.get("provenance") or {}, "provenance")
+    _check_provenance(provenance)
     _check_texts(data, ("name", "gpu", "framework"), "")
+    fits = _need(data, "fits", "")
+    if not isinstance(fits, list) or not fits:
+        raise _BadEntry(f"fits is {fits!r:.80}; it must be a list of at least one fitted operation")
     return Profile(
         name=data["name"],
         gpu=data["gpu"],
         framework=data["framework"],
-        version=str(data["version"]),
-        provenance=data.get("provenance", {}),
+        version=str(_need(data, "version", "")),
+        provenance=provenance,
         overhead=overhead,
-        fits=tuple(_fit_from_dict(entry) for entry in data["fits"]),
+        fits=tuple(
+            _fit_from_dict(_mapping(entry, f"fits[{index}]"), f"fits[{index}]: ") for index, entry in enumerate(fits)
+        ),
     )
 
 
@@ -173,35 +229,59 @@ def _check_numbers(value: Any, where: str) -> None:
         raise ValueError(f"{where} is {value!r}; it must be a finite number")
 
 
-def _fit_from_dict(entry: Mapping[str, Any]) -> OpFit:
-    num_features = len(FORMS[entry["op"]].features)
-    lines = entry["correction"]["points"].split("\n")
-    table = np.array([[float(x) for x in line.split(",")] for line in lines if line], dtype=float)
-    table = table.reshape(-1, num_features + 1)
-    where = f"fit of {entry['op']}/{entry['kind']}"
-    if not np.isfinite(table).all():
-        raise ValueError(f"{where}: correction.points holds a value that is no finite number")
-    _check_numbers(entry["params"], f"{where}: params")
-    _check_numbers(entry["correction"]["scales"], f"{where}: correction.scales")
-    _check_params(entry["params"], f"{where}: params")
-    _check_texts(entry, ("kind", "kernel", "framework"), f"{where}: ")
-    if entry["correction"]["basis"] not in BASES:
-        raise _BadEntry(
-            f"{where}: correction.basis is {entry['correction']['basis']!r}; it must be one of {', '.join(BASES)}"
-        )
+def _fit_from_dict(entry: Mapping[str, Any], place: str) -> OpFit:
+    _check_texts(entry, ("op", "kind", "kernel", "framework"), place)
+    op = entry["op"]
+    if op not in FORMS:
+        raise _BadEntry(f"{place}op is {op!r}; it must be one of {', '.join(FORMS)}")
+    where = f"fit of {op}/{entry['kind']}"
+    correction = _mapping(_need(entry, "correction", f"{where}: "), f"{where}: correction")
+    params = _mapping(_need(entry, "params", f"{where}: "), f"{where}: params")
+    _check_numbers(params, f"{where}: params")
+    _check_form(op, params, f"{where}: params")
+    _check_params(params, f"{where}: params")
+    table = _correction_table(op, correction, f"{where}: correction")
     return OpFit(
-        op=entry["op"],
+        op=op,
         kind=entry["kind"],
         kernel=entry["kernel"],
-        version=str(entry["version"]),
+        version=str(_need(entry, "version", f"{where}: ")),
         framework=entry["framework"],
-        params=entry["params"],
-        basis=entry["correction"]["basis"],
-        scales=tuple(entry["correction"]["scales"]),
+        params=params,
+        basis=correction["basis"],
+        scales=tuple(correction["scales"]),
         points=table[:, :-1],
         weights=table[:, -1],
-        error=entry["held_out_error"],
+        error=_mapping(_need(entry, "held_out_error", f"{where}: "), f"{where}: held_out_error"),
     )
+
+
+def _correction_table(op: str, correction: Mapping[str, Any], where: str) -> np.ndarray:
+    """The points' features and weights; every other key of the correction is checked against the operation."""
+    columns = (*FORMS[op].features, "weight")
+    told = correction.get("columns", ",".join(columns))
+    if not isinstance(told, str) or [name.strip() for name in told.split(",")] != [*columns]:
+        raise _BadEntry(f"{where}.columns is {told!r:.80}; {op} has {','.join(columns)}")
+    scales = _need(correction, "scales", f"{where}.")
+    _check_numbers(scales, f"{where}.scales")
+    if not isinstance(scales, list | tuple) or len(scales) != len(columns) - 1:
+        raise _BadEntry(
+            f"{where}.scales is {scales!r:.80}; it must be a list of {len(columns) - 1} numbers, one for each of "
+            f"{', '.join(columns[:-1])}"
+        )
+    if _need(correction, "basis", f"{where}.") not in BASES:
+        raise _BadEntry(f"{where}.basis is {correction['basis']!r}; it must be one of {', '.join(BASES)}")
+    points = _need(correction, "points", f"{where}.")
+    if not isinstance(points, str):
+        raise _BadEntry(f"{where}.points is {points!r:.80}; it must be a text of one line for each point")
+    rows = [line.split(",") for line in points.split("\n") if line]
+    for row in rows:
+        if len(row) != len(columns):
+            raise _BadEntry(f"{where}.points: line {','.join(row)!r:.80} must have {len(columns)} numbers")
+    table = np.array([[float(cell) for cell in row] for row in rows], dtype=float).reshape(-1, len(columns))
+    if not np.isfinite(table).all():
+        raise ValueError(f"{where}.points holds a value that is no finite number")
+    return table
 
 
 def profile_dict(profile: Profile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,41 @@ def test_a_profile_predicts_another_file(tmp_path: Path) -> None:
     profile = calibrate(write(tmp_path / "x.csv", gemm_rows())).profile
     (line,) = profile_errors(profile, write(tmp_path / "y.csv", gemm_rows()[::5]))
     assert line.mape_pct < 1.0
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("framework", " ", "empty; every row names its framework"),
+        ("gpu", "", "empty; every row names its gpu"),
+        ("tokens", "1e300", "'1e300' must be a whole number from 1 to 1125899906842624"),
+        ("tokens", "1.5", "'1.5' must be a whole number"),
+        ("n", "0", "'0' must be a whole number"),
+        ("latency_us", "1e300", "'1e300' must be a number above 0, at most 1000000000"),
+        ("latency_us", "nan", "'nan' must be a number above 0"),
+    ],
+)
+def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: str, said: str) -> None:
+    rows = gemm_rows()
+    rows[7][column] = value
+    path = write(tmp_path / "x.csv", rows)
+    path.write_text(path.read_text().replace("\n", "\n\n", 1))  # a blank line counts as a line
+    with pytest.raises(ScenarioError, match=re.escape(f"x.csv: line 10, column {column!r}: {said}")):
+        load_measurements(path)
+
+
+def test_a_column_counts_once_however_it_is_spelt(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", gemm_rows())
+    text = path.read_text()
+    path.write_text(text.replace("framework,version", "Framework, VERSION", 1).replace("latency_us", "Latency us", 1))
+    spelt = load_measurements(path)
+    path.write_text(text)
+    (group,), (other,) = spelt.groups, load_measurements(path).groups
+    assert group.key == other.key
+    assert (group.latency_us == other.latency_us).all()
+    path.write_text("".join(f"{line},{line.rpartition(',')[2]}\n" for line in text.splitlines()))
+    with pytest.raises(ScenarioError, match=r"x\.csv: column 'latency_us' is there 2 times; keep one"):
+        load_measurements(path)
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

@@ -83,3 +83,69 @@ def test_values_of_no_profile_are_named(profile: Path, place: str, value: object
     with pytest.raises(ScenarioError, match=r"mine\.yaml: ") as caught:
         load_profile(profile)
     assert problem in str(caught.value)
+
+
+def changed(profile: Path, *keys: str | int, value: object = None, drop: bool = False) -> Path:
+    """The file with the value behind `keys` replaced, or taken out."""
+    data = yaml.safe_load(profile.read_text())
+    inner = data
+    for key in keys[:-1]:
+        inner = inner[key]
+    if drop:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = value
+    profile.write_text(yaml.safe_dump(data))
+    return profile
+
+
+@pytest.mark.parametrize("name", ["provenance", "overhead"])
+def test_blocks_that_say_nothing_may_be_null(profile: Path, name: str) -> None:
+    assert load_profile(changed(profile, name)).fits
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("provenance",), "x", r"provenance is 'x'; it must be a mapping"),
+        (("provenance", "block_size"), "x", r"provenance\.block_size is 'x'; it must be a whole number from 1 to"),
+        (("provenance", "block_size"), 0, r"provenance\.block_size is 0; it must be a whole number"),
+        (("overhead",), [1], r"overhead is \[1\]; it must be a mapping"),
+        (("overhead",), {"gemm_tiles": [3]}, r"overhead\.gemm_tiles is \[3\]; it must be a list of pairs"),
+        (("fits",), None, r"fits is None; it must be a list"),
+        (("fits", 0), 7, r"fits\[0\] is 7; it must be a mapping"),
+        (("fits", 0, "op"), "gem", r"fits\[0\]: op is 'gem'; it must be one of gemm, "),
+        (("fits", 0, "params"), None, r"params is None; it must be a mapping"),
+        (("fits", 0, "correction"), [], r"correction is \[\]; it must be a mapping"),
+        (("fits", 0, "correction", "columns"), "a,b", r"correction\.columns is 'a,b'; decode_attention has batch,"),
+        (("fits", 0, "correction", "scales"), [1.0], r"correction\.scales is \[1\.0\]; it must be a list of 5 numbers"),
+        (("fits", 0, "correction", "points"), [1], r"correction\.points is \[1\]; it must be a text"),
+        (("fits", 0, "correction", "points"), "1,2\n", r"correction\.points: line '1,2' must have 6 numbers"),
+    ],
+)
+def test_what_a_profile_cannot_hold_is_named(
+    profile: Path, keys: tuple[str | int, ...], value: object, said: str
+) -> None:
+    with pytest.raises(ScenarioError, match=rf"mine\.yaml: .*{said}"):
+        load_profile(changed(profile, *keys, value=value))
+
+
+@pytest.mark.parametrize("keys", [("fits",), ("gpu",), ("fits", 0, "kernel"), ("fits", 0, "correction", "scales")])
+def test_a_missing_key_is_named(profile: Path, keys: tuple[str | int, ...]) -> None:
+    with pytest.raises(ScenarioError, match=rf"mine\.yaml: .*{keys[-1]} is missing"):
+        load_profile(changed(profile, *keys, drop=True))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_missing_parameter_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.yaml"
+    shutil.copy(profile_path(name), path)
+    fits = yaml.safe_load(path.read_text())["fits"]
+    optional = {"per_gpu_limits", "multimem_us", "multimem_gbps"}
+    seen = {(fit["op"], tuple(fit["params"])): index for index, fit in enumerate(fits)}
+    for (op, params), index in seen.items():
+        # One parameter of each shape: reading a whole profile takes a while.
+        dropped = sorted({*params} - optional)[index % 3]
+        with pytest.raises(ScenarioError, match=rf"fit of {op}/.*: params\.{dropped} is missing; {op} takes"):
+            load_profile(changed(path, "fits", index, "params", dropped, drop=True))
+        shutil.copy(profile_path(name), path)
