@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from kvsim.conform.cases import MAX_SEQUENCES, CaseError
 from kvsim.conform.result import CaseResult, Mismatch
 from kvsim.memory import PagedAllocator
 from kvsim.types import BlockId, OutOfBlocks
@@ -19,7 +20,12 @@ from kvsim.types import BlockId, OutOfBlocks
 FIELDS = ("result", "free", "tables", "gpu_refs", "cpu_refs", "hash")
 """The six elements of a command's record; a question's record has the first alone."""
 
-_LABELS_PER_GROUP = 100
+_LABELS_PER_GROUP = MAX_SEQUENCES["bm"]
+_STATUS_OF = {
+    "can_alloc": "waiting", "alloc": "waiting", "can_append": "running", "can_swap_out": "running",
+    "recompute": "running", "swap_out": "running", "can_swap_in": "swapped", "swap_in": "swapped",
+}  # fmt: skip
+"""What sequences of its group an operation is about."""
 
 
 class _Seq:
@@ -50,12 +56,38 @@ class BlockManagerReplay:
         self._last: tuple[dict[int, list[int]], list[int], list[int]] = ({}, [0] * cfg["gpu"], [0] * cfg["cpu"])
 
     def step(self, op: list[Any]) -> list[Any]:
-        """Execute one operation; returns its record."""
+        """Execute one operation; returns its record. Raises CaseError if it makes no sense in this state."""
         name, *args = op
+        self._check(name, args)
         result = self._execute(getattr(self, f"_{name}"), args)
         if name == "group" or name.startswith("can_"):
             return [result]
         return [result, *self._state()]
+
+    def _check(self, name: str, args: list[int]) -> None:
+        """Raises CaseError for an operation on a group or a sequence that is not there, or there already."""
+        if name == "group":
+            if args[0] in self.groups:
+                raise CaseError(f"group {args[0]} is there already; give the new one another number")
+            return
+        group = args[0] if name in _STATUS_OF else args[0] // _LABELS_PER_GROUP
+        if group not in self.groups:
+            known = ", ".join(map(str, self.groups)) or "none"
+            raise CaseError(f"there is no group {group}; made so far: {known}. Make it with group first")
+        if name in ("can_alloc", "alloc") and not self._in(group, _STATUS_OF[name]):
+            raise CaseError(f"no sequence of group {group} is {_STATUS_OF[name]}")
+        if name in _STATUS_OF:
+            return
+        labels = [seq.label for seq in self.groups[group]]
+        if args[0] not in labels:
+            raise CaseError(f"there is no sequence {args[0]}; group {group} has {', '.join(map(str, labels))}")
+        if name == "fork" and (args[1] in labels or args[1] // _LABELS_PER_GROUP != group):
+            raise CaseError(
+                f"sequence {args[1]} cannot be the child: it must be new, and of group {group} "
+                f"({_LABELS_PER_GROUP} x group + place)"
+            )
+        if name != "free" and not self.allocator.has_table(args[0]):
+            raise CaseError(f"sequence {args[0]} has no table; only one that was allocated and not freed can {name}")
 
     def _execute(self, command: Callable[..., Any], args: list[Any]) -> Any:
         try:
@@ -181,7 +213,10 @@ def replay(case: dict[str, Any]) -> CaseResult:
     driver = BlockManagerReplay(case["cfg"])
     num_fields = 0
     for step, (op, expected) in enumerate(zip(case["ops"], case["out"], strict=True)):
-        got = driver.step(op)
+        try:
+            got = driver.step(op)
+        except CaseError as error:
+            raise CaseError(f"ops[{step}]: {json.dumps(op)}: {error}") from None
         if len(got) != len(expected):
             mismatch = Mismatch(step, "record", expected, got, _state_before(case, step))
             return CaseResult(case["id"], num_fields, mismatch)

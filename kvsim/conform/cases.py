@@ -23,6 +23,14 @@ BM_ARITY = {
 """Operations of a block-manager case and how many arguments each takes."""
 
 
+MAX_SEQUENCES = {"bm": 100, "sched": 1000}
+"""Sequences of a group: more would not have names of their own."""
+_MOST = (1 << 31) - 1
+_MOST_BLOCKS = 1_000_000
+_MOST_BLOCK_SIZE = 1 << 20
+_MOST_SECONDS = 9e9
+
+
 class CaseError(KvsimError):
     """A case file is missing, or does not say what its format asks for."""
 
@@ -57,7 +65,7 @@ def find_cases(paths: Iterable[str | Path]) -> list[Path]:
 def load_case(path: Path) -> Case:
     """Read and check one case. Raises CaseError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise CaseError(f"{path}: not JSON: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -71,7 +79,10 @@ def load_case(path: Path) -> Case:
 def _checked(path: Path, data: Any) -> Case:
     kind = _kind_of(data)
     _CHECKS[kind](data)
-    data.setdefault("name" if kind == "v1" else "id", path.stem)
+    name = "name" if kind == "v1" else "id"
+    if name in data:
+        _get(data, "", name, str)
+    data.setdefault(name, path.stem)
     return Case(path, kind, data)
 
 
@@ -93,12 +104,21 @@ def _check_bm(case: dict[str, Any]) -> None:
     if len(ops) != len(out):
         raise CaseError(f"{len(ops)} ops, but {len(out)} out")
     for index, op in enumerate(ops):
-        if not (isinstance(op, list) and op and op[0] in BM_ARITY):
-            raise CaseError(f"ops[{index}]: {_shown(op)} is no operation; those are {', '.join(BM_ARITY)}")
-        if len(op) != 1 + BM_ARITY[op[0]] or not all(map(_is_int, op[1:])):
-            raise CaseError(f"ops[{index}]: {op[0]} takes {BM_ARITY[op[0]]} integers, not {_shown(op[1:])}")
+        _check_op(op, f"ops[{index}]")
         if not isinstance(out[index], list):
             raise CaseError(f"out[{index}]: {_shown(out[index])} is no list")
+
+
+def _check_op(op: Any, where: str) -> None:
+    if not (isinstance(op, list) and op and isinstance(op[0], str) and op[0] in BM_ARITY):
+        raise CaseError(f"{where}: {_shown(op)} is no operation; those are {', '.join(BM_ARITY)}")
+    name, *args = op
+    if len(args) != BM_ARITY[name] or not all(map(_is_int, args)):
+        raise CaseError(f"{where}: {name} takes {BM_ARITY[name]} integers, not {_shown(args)}")
+    if not all(0 <= arg <= _MOST for arg in args):
+        raise CaseError(f"{where}: {_shown(op)}: numbers of groups and sequences, and lengths, are 0 to {_MOST:,}")
+    if name == "group" and not (1 <= args[1] <= MAX_SEQUENCES["bm"] and args[2] >= 1):
+        raise CaseError(f"{where}: {_shown(op)}: a group has 1 to {MAX_SEQUENCES['bm']} sequences of at least 1 token")
 
 
 def _check_sched(case: dict[str, Any]) -> None:
@@ -113,28 +133,28 @@ def _check_sched(case: dict[str, Any]) -> None:
     if len(set(numbers)) < len(numbers):
         raise CaseError(f"groups: numbers are not distinct: {_shown(numbers)}")
     for index, abort in enumerate(_get(case, "", "aborts", list)):
-        if not (isinstance(abort, list) and len(abort) == 2 and all(map(_is_int, abort))):
+        if not (isinstance(abort, list) and len(abort) == 2 and all(map(_is_int, abort)) and abort[0] >= 0):
             raise CaseError(f"aborts[{index}]: {_shown(abort)} is not [step, group]")
+        if abort[1] not in numbers:
+            raise CaseError(f"aborts[{index}]: {_shown(abort)} names a group that is not there: {_shown(numbers)}")
     _check_records(_get(case, "", "steps", list), "steps")
 
 
 def _check_pool(cfg: dict[str, Any]) -> None:
-    for key, least in (("bs", 1), ("gpu", 1), ("cpu", 0)):
-        _integer(cfg, "cfg.", key, least)
-    if not _is_number(cfg.get("wm")) or not 0 <= cfg["wm"] <= 1:
-        raise CaseError(f"cfg.wm: {_shown(cfg.get('wm'))} is not a fraction")
+    for key, least, most in (("bs", 1, _MOST_BLOCK_SIZE), ("gpu", 1, _MOST_BLOCKS), ("cpu", 0, _MOST_BLOCKS)):
+        _integer(cfg, "cfg.", key, least, most)
+    _fraction(cfg, "cfg.", "wm")
     window = cfg.get("sw")
-    if window is not None and not (_is_int(window) and window > 0 and window % cfg["bs"] == 0):
+    if window is not None and not (_is_int(window) and 0 < window <= _MOST and window % cfg["bs"] == 0):
         raise CaseError(f"cfg.sw: {_shown(window)} is not a multiple of the block size {cfg['bs']}")
 
 
 def _check_group(group: Any, where: str) -> None:
     if not isinstance(group, dict):
         raise CaseError(f"{where}: {_shown(group)} is no object")
-    for key, least in (("g", 0), ("at", 0), ("plen", 1), ("n", 1)):
-        _integer(group, f"{where}.", key, least)
-    if not _is_number(group.get("arr")):
-        raise CaseError(f"{where}.arr: {_shown(group.get('arr'))} is no number")
+    for key, least, most in (("g", 0, _MOST), ("at", 0, _MOST), ("plen", 1, _MOST), ("n", 1, MAX_SEQUENCES["sched"])):
+        _integer(group, f"{where}.", key, least, most)
+    _seconds(group, f"{where}.", "arr")
     mode = group.get("mode")
     if mode not in ("greedy", "par", "beam"):
         raise CaseError(f"{where}.mode: {_shown(mode)} is unknown; it is greedy, par or beam")
@@ -146,16 +166,24 @@ def _check_group(group: Any, where: str) -> None:
                 )
         return
     lengths = _get(group, f"{where}.", "out", list)
-    if len(lengths) != group["n"] or not all(_is_int(length) and length > 0 for length in lengths):
+    if len(lengths) != group["n"] or not all(_is_int(length) and 0 < length <= _MOST for length in lengths):
         raise CaseError(f"{where}.out: {_shown(lengths)} is not {group['n']} output lengths of at least 1")
 
 
 def _check_v1(case: dict[str, Any]) -> None:
     config = _get(case, "", "config", dict)
-    for key in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+    _integer(config, "config.", "block_size", 1, _MOST_BLOCK_SIZE)
+    # One block is the null block's.
+    _integer(config, "config.", "num_blocks", 2, _MOST_BLOCKS)
+    for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         _integer(config, "config.", key, 1)
-    for key in ("enable_prefix_caching", "enable_chunked_prefill"):
+    for key in ("long_prefill_token_threshold", "max_loras"):
+        _integer(config, "config.", key, 0)
+    for key in ("enable_prefix_caching", "enable_chunked_prefill", "reserve_full_isl"):
         _get(config, "config.", key, bool)
+    _fraction(config, "config.", "watermark")
+    if case.get("trace", "full") not in ("full", "compact"):
+        raise CaseError(f"trace: {_shown(case['trace'])} is unknown; it is full or compact")
     if config.get("policy") not in ("fcfs", "priority"):
         raise CaseError(f"config.policy: {_shown(config.get('policy'))} is unknown; it is fcfs or priority")
     requests = _get(case, "", "requests", list)
@@ -176,8 +204,21 @@ def _check_request(request: Any, where: str) -> None:
     _integer(request, f"{where}.", "arrival_step", 0)
     for key in ("prompt_token_ids", "output_token_ids"):
         tokens = _get(request, f"{where}.", key, list)
-        if not tokens or not all(map(_is_int, tokens)):
-            raise CaseError(f"{where}.{key}: {_shown(tokens)} is not a list of token ids")
+        if not tokens or not all(_is_int(token) and 0 <= token <= _MOST for token in tokens):
+            raise CaseError(f"{where}.{key}: {_shown(tokens)} is not a list of token ids from 0 to {_MOST:,}")
+    if "max_tokens" in request:
+        _integer(request, f"{where}.", "max_tokens", len(request["output_token_ids"]))
+    if "priority" in request:
+        _integer(request, f"{where}.", "priority", -_MOST)
+    if "arrival_time" in request:
+        _seconds(request, f"{where}.", "arrival_time")
+    for key in ("cache_salt", "lora"):
+        if request.get(key) is not None:
+            _get(request, f"{where}.", key, str)
+    if request.get("abort_at_step") is not None:
+        _integer(request, f"{where}.", "abort_at_step", 0)
+    if "abort_mid" in request:
+        _get(request, f"{where}.", "abort_mid", bool)
 
 
 def _check_records(records: list[Any], where: str) -> None:
@@ -195,11 +236,25 @@ def _get(holder: dict[str, Any], where: str, key: str, kind: type) -> Any:
     return holder[key]
 
 
-def _integer(holder: dict[str, Any], where: str, key: str, least: int) -> None:
+def _integer(holder: dict[str, Any], where: str, key: str, least: int, most: int = _MOST) -> None:
     if key not in holder:
         raise CaseError(f"{where}{key} is missing")
-    if not _is_int(holder[key]) or holder[key] < least:
-        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not an integer of at least {least}")
+    if not _is_int(holder[key]) or not least <= holder[key] <= most:
+        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not an integer from {least} to {most:,}")
+
+
+def _fraction(holder: dict[str, Any], where: str, key: str) -> None:
+    if key not in holder:
+        raise CaseError(f"{where}{key} is missing")
+    if not _is_number(holder[key]) or not 0 <= holder[key] <= 1:
+        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not a fraction from 0 to 1")
+
+
+def _seconds(holder: dict[str, Any], where: str, key: str) -> None:
+    if key not in holder:
+        raise CaseError(f"{where}{key} is missing")
+    if not _is_number(holder[key]) or not abs(holder[key]) <= _MOST_SECONDS:
+        raise CaseError(f"{where}{key}: {_shown(holder[key])} is no number of seconds, at most {_MOST_SECONDS:.0f}")
 
 
 def _is_int(value: Any) -> bool:

@@ -201,7 +201,7 @@ def with_value(*path: Any) -> Callable[[dict[str, Any]], Any]:
         ("v0/sched_035.json", with_value("kind", "block"), "kind 'block' is unknown; it is bm or sched"),
         ("v0/sched_035.json", without("kind"), "not a case"),
         ("v0/sched_035.json", without("steps"), "steps is missing"),
-        ("v0/sched_035.json", with_value("cfg", "bs", 0), "cfg.bs: 0 is not an integer of at least 1"),
+        ("v0/sched_035.json", with_value("cfg", "bs", 0), "cfg.bs: 0 is not an integer from 1 to 1,048,576"),
         ("v0/sched_035.json", with_value("cfg", "sw", 7), "cfg.sw: 7 is not a multiple of the block size 5"),
         ("v0/sched_035.json", with_value("groups", 2, "out", [1]), "groups[2].out: [1] is not 4 output lengths"),
         ("v0/sched_035.json", with_value("groups", 2, "g", 1), "groups: numbers are not distinct"),
@@ -212,7 +212,22 @@ def with_value(*path: Any) -> Callable[[dict[str, Any]], Any]:
         ("v0/bm_000.json", with_value("ops", 0, ["grow", 1]), "ops[0]: [\"grow\", 1] is no operation"),
         ("v0/bm_000.json", with_value("ops", 0, ["alloc"]), "ops[0]: alloc takes 1 integers, not []"),
         ("v0/bm_000.json", with_value("out", []), "ops, but 0 out"),
-        ("v0/bm_000.json", with_value("ops", 0, ["alloc", 77]), "cannot be replayed: KeyError: 77"),
+        ("v0/bm_000.json", with_value("ops", 0, ["alloc", 77]), "there is no group 77; made so far: none."),
+        ("v0/bm_000.json", with_value("ops", 0, [["alloc"], 0]), "ops[0]: [[\"alloc\"], 0] is no operation"),
+        ("v0/bm_000.json", with_value("ops", 0, ["group", 0, 10**30, 5]), "numbers of groups and sequences, and"),
+        ("v0/bm_000.json", with_value("ops", 0, ["group", 0, 101, 5]), "a group has 1 to 100 sequences"),
+        ("v0/bm_000.json", with_value("cfg", "gpu", 10**12), "cfg.gpu: 1000000000000 is not an integer from 1 to"),
+        ("v0/bm_000.json", with_value("id", 3), "id: 3 is no string"),
+        ("v0/sched_035.json", with_value("groups", 2, "n", 10**30), "groups[2].n: 1000"),
+        ("v0/sched_035.json", with_value("groups", 2, "arr", 1e300), "groups[2].arr: 1e+300 is no number of seconds"),
+        ("v0/sched_035.json", with_value("aborts", [[1, 99]]), "aborts[0]: [1, 99] names a group that is not there"),
+        ("v1/041.json", with_value("config", "watermark", None), "config.watermark: null is not a fraction"),
+        ("v1/041.json", with_value("config", "max_loras", -1), "config.max_loras: -1 is not an integer from 0"),
+        ("v1/041.json", with_value("trace", "short"), 'trace: "short" is unknown; it is full or compact'),
+        ("v1/041.json", with_value("requests", 0, "max_tokens", None), "requests[0].max_tokens: null is not an"),
+        ("v1/041.json", with_value("requests", 0, "priority", [1]), "requests[0].priority: [1] is not an integer"),
+        ("v1/041.json", with_value("requests", 0, "abort_mid", 1), "requests[0].abort_mid: 1 is no boolean"),
+        ("v1/041.json", with_value("requests", 0, "lora", 1), "requests[0].lora: 1 is no string"),
         ("v1/041.json", with_value("config", "policy", "sjf"), 'config.policy: "sjf" is unknown'),
         ("v1/041.json", with_value("requests", 0, "prompt_token_ids", []), "requests[0].prompt_token_ids: []"),
         ("v1/041.json", lambda data: data["expected"].pop("end"), "expected.end is missing"),
@@ -237,3 +252,53 @@ def test_what_is_no_case_is_refused(tmp_path: Path, content: str) -> None:
     path.write_text(content, encoding="latin-1")
     with pytest.raises(CaseError, match=r"case\.json: "):
         load_case(path)
+
+
+@pytest.mark.parametrize(
+    ("ops", "said"),
+    [
+        ([["group", 0, 1, 5], ["group", 0, 1, 5]], 'ops[1]: ["group", 0, 1, 5]: group 0 is there already'),
+        ([["group", 0, 1, 5], ["free", 7]], 'ops[1]: ["free", 7]: there is no sequence 7; group 0 has 0'),
+        ([["group", 0, 1, 5], ["append", 0]], 'ops[1]: ["append", 0]: sequence 0 has no table'),
+        ([["group", 0, 1, 5], ["fork", 0, 1]], 'ops[1]: ["fork", 0, 1]: sequence 0 has no table'),
+        ([["group", 0, 1, 5], ["fork", 0, 100]], "sequence 100 cannot be the child: it must be new, and of group 0"),
+    ],
+)
+def test_an_operation_that_makes_no_sense_is_named(tmp_path: Path, ops: list[list[Any]], said: str) -> None:
+    data = json.loads((GOLDEN / "v0" / "bm_000.json").read_text())
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(data | {"ops": ops, "out": [[None]] * len(ops)}))
+    assert said in refusal(path)
+
+
+def places_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place of a case, its records left out; of a list the first entries."""
+    yield path
+    if isinstance(value, dict):
+        for key in value.keys() - {"steps", "out", "expected"} if not path else value:
+            yield from places_of(value[key], (*path, key))
+    elif isinstance(value, list):
+        for index in range(min(2, len(value))):
+            yield from places_of(value[index], (*path, index))
+
+
+@pytest.mark.parametrize("name", ["v0/bm_000", "v0/sched_035", "v1/041", "v1-async/005"])
+def test_any_value_in_any_place_is_replayed_or_refused(tmp_path: Path, name: str) -> None:
+    text = (GOLDEN / f"{name}.json").read_text()
+    path = tmp_path / "case.json"
+    for place in places_of(json.loads(text)):
+        for value in (None, [], {}, -1, 10**30, 1e308, float("nan"), "x", True, [[1]]):
+            if place:
+                data = json.loads(text)
+                with_value(*place, value)(data)
+                path.write_text(json.dumps(data))
+                assert "cannot be replayed" not in outcome(path), (place, value)
+
+
+def outcome(path: Path) -> str:
+    """Why a case is refused; empty if it is replayed."""
+    try:
+        replay(load_case(path))
+    except CaseError as error:
+        return str(error)
+    return ""
