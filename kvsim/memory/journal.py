@@ -10,6 +10,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ class JournaledPool(BlockPool):
 def read_csv(path: Path) -> list[Event]:
     """Read an `events.csv`. Raises KvsimError naming the file, the line and what is wrong."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             return _parse_all(csv.DictReader(file), path)
     except OSError as error:
         raise KvsimError(
@@ -130,21 +131,27 @@ def _parse_all(reader: csv.DictReader[str], path: Path) -> list[Event]:
     if missing:
         found = ", ".join(reader.fieldnames or ()) or "nothing"
         raise KvsimError(f"{path}: columns {', '.join(missing)} are missing; found {found}")
-    return [_parse(row, f"{path}:{line}") for line, row in enumerate(reader, start=2)]
+    return [_parse(row, f"{path}:{reader.line_num}") for row in reader]
 
 
-def _parse(row: dict[str, str], place: str) -> Event:
+def _parse(row: Mapping[str, str | None], place: str) -> Event:
+    event = row["event"]
+    if event not in EVENTS:
+        close = get_close_matches(event or "", EVENTS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise KvsimError(f"{place}: event {event!r:.100} is not known{hint}; known: {', '.join(EVENTS)}")
+    t_ns = _number(row, "t_s", lambda text: round(float(text) * NS_PER_S), place)
+    block_id, ref_count = (_number(row, name, int, place) for name in ("block_id", "ref_count"))
+    other = _number(row, "other_block_id", int, place) if row["other_block_id"] else None
+    return Event(t_ns, event, block_id, row["request_id"] or "", ref_count, other)
+
+
+def _number(row: Mapping[str, str | None], column: str, read: Callable[[str], int], place: str) -> int:
     try:
-        return Event(
-            round(float(row["t_s"]) * NS_PER_S),
-            row["event"],
-            int(row["block_id"]),
-            row["request_id"],
-            int(row["ref_count"]),
-            int(row["other_block_id"]) if row["other_block_id"] else None,
-        )
-    except (TypeError, ValueError) as error:
-        raise KvsimError(f"{place}: {error}; a row is {', '.join(COLUMNS)}") from None
+        return read(row[column] or "")
+    except (ValueError, OverflowError):
+        wanted = "a number of seconds" if column == "t_s" else "a whole number"
+        raise KvsimError(f"{place}: {column} is {row[column]!r:.100}; it must be {wanted}: correct the cell") from None
 
 
 class Held(NamedTuple):

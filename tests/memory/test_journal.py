@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,25 @@ def test_broken_csv_names_the_place(tmp_path: Path) -> None:
         read_csv(path)
     path.write_text(",".join(COLUMNS) + "\n1.0,taken,zero,a,1,\n")
     with pytest.raises(KvsimError, match=r"events\.csv:2"):
+        read_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("1.0,tkaen,0,a,1,", "event 'tkaen' is not known (did you mean 'taken'?); known: taken, ref_inc"),
+        ("1.0,,0,a,1,", "event '' is not known; known: taken"),
+        ("1.0", "event None is not known"),
+        ("x,taken,0,a,1,", "t_s is 'x'; it must be a number of seconds"),
+        ("inf,taken,0,a,1,", "t_s is 'inf'; it must be a number of seconds"),
+        ("1.0,taken,0,a,1.5,", "ref_count is '1.5'; it must be a whole number"),
+        ("1.0,copied,0,a,1,x", "other_block_id is 'x'; it must be a whole number"),
+    ],
+)
+def test_a_bad_cell_of_the_csv_is_named(tmp_path: Path, row: str, said: str) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("\ufeff" + ",".join(COLUMNS) + f"\n1.0,taken,0,a,1,\n\n{row}\n")
+    with pytest.raises(KvsimError, match=re.escape(f"events.csv:4: {said}")):
         read_csv(path)
 
 
