@@ -21,6 +21,7 @@ from kvsim.types import KvsimError, LawViolation, Ns, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
+    from kvsim.scenario.schema import Scenario
     from kvsim.sim.server import Observer
 
 DEFAULT_ENGINES = ("paged", "orca-max", "orca-pow2", "orca-oracle", "static")
@@ -209,7 +210,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         facts=_facts(resolved, engine),
     )
     late = _late_warnings(summary, simulation.recorder.ended.num_cut)
-    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *late]
+    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_short_shares(scenario, engine), *late]
     result = RunResult(
         summary,
         None,
@@ -257,6 +258,21 @@ def _late_warnings(summary: dict[str, Any], num_cut: int) -> Iterable[str]:
         yield f"{num_cut} outputs were cut where prompt and output together reach scheduler.max_model_len"
     if summary["num_rejected"]:
         yield f"{summary['num_rejected']} requests can never be served and were rejected: see reason in requests.csv"
+
+
+def _short_shares(scenario: Scenario, engine: Engine) -> Iterable[str]:
+    """What requests have in common and a prefix cache cannot find: it knows whole blocks only."""
+    count = getattr(engine.source, "short_shares", None)
+    if count is None or not getattr(scenario.allocator, "enable_prefix_caching", False):
+        return
+    block_size = engine.scheduler.allocator.block_size
+    num_short, num_sharing, longest = count(block_size)
+    if num_short:
+        yield (
+            f"{num_short} of {num_sharing} requests that begin as others do cannot hit the prefix cache: what they "
+            f"share is {longest} tokens at most, less than a block of {block_size}: share more, or set "
+            f"allocator.block_size to {longest} or less"
+        )
 
 
 def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extras: _Extras, folder: Path) -> None:

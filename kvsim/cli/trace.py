@@ -103,6 +103,6 @@ def _blocks(text: str) -> int:
         blocks = int(text)
     except ValueError:
         raise ScenarioError(f"--capacity {text:.100}: it is a number of blocks, or inf") from None
-    if not 0 <= blocks <= MAX_CAPACITY:
-        raise ScenarioError(f"--capacity {text:.100}: must be 0 to {MAX_CAPACITY:,} blocks, or inf")
+    if not 1 <= blocks <= MAX_CAPACITY:
+        raise ScenarioError(f"--capacity {text:.100}: must be 1 to {MAX_CAPACITY:,} blocks, or inf")
     return blocks

@@ -65,13 +65,25 @@ def load_spec_trace(spec: WorkloadSpec, base_dir: str | Path | None = None) -> T
     if spec.window is not None:
         trace = traces.window(trace, *spec.window)
     if spec.first is not None:
-        trace = traces.first(trace, spec.first)
+        trace = _first(trace, spec.first, "first")
     if spec.speed != 1.0:
         trace = traces.at_speed(trace, spec.speed)
     if spec.rate is not None:
         trace = traces.at_rate(trace, spec.rate)
     trace = traces.repeated(trace, spec.repeat)
-    return trace if spec.num_requests is None else traces.first(trace, spec.num_requests)
+    return trace if spec.num_requests is None else _first(trace, spec.num_requests, "num_requests")
+
+
+def _first(trace: Trace, num: int, key: str) -> Trace:
+    """The first `num` requests; a note says so where there are fewer."""
+    found = traces.first(trace, num)
+    if len(found) == num:
+        return found
+    note = (
+        f"{trace.path}: workload.{key} is {num}, and the trace has {len(trace)} requests: all {len(trace)} are run "
+        f"(workload.repeat plays a trace several times)"
+    )
+    return replace(found, notes=(*found.notes, note))
 
 
 def _check(spec: WorkloadSpec) -> None:
@@ -118,7 +130,13 @@ def _synthetic_source(spec: WorkloadSpec, rng: Streams) -> Source:
 
 def _table_source(spec: WorkloadSpec, rng: Streams, columns: _Columns, texts: Texts) -> Source:
     traits = _traits(spec, rng, columns)
-    return TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
+    return _open_loop(columns, texts, traits)
+
+
+def _open_loop(columns: _Columns, texts: Texts, traits: Traits) -> Source:
+    source = TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
+    source.short_shares = texts.short_shares
+    return source
 
 
 def _limited(columns: _Columns, max_output_tokens: int | None) -> _Columns:
@@ -237,7 +255,11 @@ def _session_source(spec: WorkloadSpec, rng: Streams) -> Source:
         notes += (
             f"{num_cut} of {num} turns left out: their sessions had reached max_context {spec.sessions.max_context}",
         )
-    return SessionSource(plan.sessions(kept), notes)
+    source = SessionSource(plan.sessions(kept), notes)
+    if int(kept.max(initial=0)) <= 1:
+        # A later turn shares the whole history with the one before it.
+        source.short_shares = PrefixedTexts(prefixes, columns.prompts).short_shares
+    return source
 
 
 def _trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
@@ -245,8 +267,7 @@ def _trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
     traits = _traits(spec, rng, columns, trace)
     if trace.session is not None:
         return _trace_sessions(spec, trace, columns, traits)
-    texts = _trace_texts(spec, trace, columns, rng)
-    return TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
+    return _open_loop(columns, _trace_texts(spec, trace, columns, rng), traits)
 
 
 def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:

@@ -5,8 +5,9 @@ The numbers (`Segment.source`) of the workload's texts are below 2**48, one rang
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvsim.tokens import Segment, TokenStream
 from kvsim.types import ScenarioError
@@ -27,11 +28,34 @@ HASH_TEXT = 5 << 40
 PREFIX_GROUP = 6 << 40
 
 
+class ShortShares(NamedTuple):
+    """Requests that begin as others do, but for less than a block: no prefix cache finds what they share."""
+
+    num_short: int
+    num_sharing: int
+    longest: int
+    """Tokens, of the short ones."""
+
+
+NO_SHARES = ShortShares(0, 0, 0)
+
+
+def _short_shares(tokens: Ints, block_size: int) -> ShortShares:
+    """Of what each request shares with some other (0: nothing)."""
+    sharing = tokens[tokens > 0]
+    short = sharing[sharing < block_size]
+    return ShortShares(len(short), len(sharing), int(short.max(initial=0)))
+
+
 class Texts(Protocol):
     """The prompts of a workload, by request number."""
 
     def prompt(self, index: int) -> TokenStream:
         """The prompt of request number `index`."""
+        ...
+
+    def short_shares(self, block_size: int) -> ShortShares:
+        """How many requests share a beginning with another that is shorter than a block."""
         ...
 
 
@@ -43,6 +67,9 @@ class OwnTexts:
 
     def prompt(self, index: int) -> TokenStream:
         return TokenStream((Segment(OWN_TEXT + index, 0, int(self.lengths[index])),))
+
+    def short_shares(self, block_size: int) -> ShortShares:
+        return NO_SHARES
 
 
 @dataclass(frozen=True)
@@ -73,6 +100,22 @@ class PrefixedTexts:
         own = Segment(OWN_TEXT + index, 0, int(self.lengths[index]))
         return TokenStream((*self.prefixes.pieces(index), own))
 
+    def short_shares(self, block_size: int) -> ShortShares:
+        import numpy as np
+
+        if not self.prefixes.kinds or self.prefixes.kinds[0][2] >= block_size:
+            return NO_SHARES
+        tokens = codes = np.zeros(len(self.prefixes.kinds[0][1]), dtype=np.int64)
+        upto = 0
+        for _, groups, num_tokens in self.prefixes.kinds:
+            # Who is of one group in this kind and in all before it.
+            _, codes, counts = np.unique(
+                codes * (int(groups.max(initial=0)) + 1) + groups, return_inverse=True, return_counts=True
+            )
+            upto += num_tokens
+            tokens = np.where(counts[codes] > 1, upto, tokens)
+        return _short_shares(tokens, block_size)
+
 
 @dataclass(frozen=True)
 class GroupTexts:
@@ -92,6 +135,19 @@ class GroupTexts:
         """The shared beginning, empty if there is none."""
         group, tokens = int(self.groups[index]), int(self.prefix_tokens[index])
         return (Segment(PREFIX_GROUP + group, 0, tokens),) if group >= 0 and tokens else ()
+
+    def short_shares(self, block_size: int) -> ShortShares:
+        import numpy as np
+
+        tokens = np.where(self.groups >= 0, self.prefix_tokens, 0)
+        order = np.lexsort((tokens, self.groups))
+        groups, ordered = self.groups[order], tokens[order]
+        # In order of length each shares with the next of its group, and the longest with the one before it.
+        is_joined = (groups[1:] == groups[:-1]) & (groups[1:] >= 0)
+        shared = np.zeros_like(tokens)
+        shared[:-1][is_joined] = ordered[:-1][is_joined]
+        shared[1:][is_joined] = np.maximum(shared[1:], ordered[:-1])[is_joined]
+        return _short_shares(shared, block_size)
 
 
 @dataclass(frozen=True)
@@ -119,6 +175,24 @@ class HashTexts:
         if left:
             pieces.append(Segment(OWN_TEXT + index, 0, left))
         return TokenStream(tuple(pieces))
+
+    def short_shares(self, block_size: int) -> ShortShares:
+        import numpy as np
+
+        if self.block_size >= block_size:
+            return NO_SHARES
+        num_ids = -(-block_size // self.block_size)
+        begins = self.offsets[:-1]
+        ends = np.minimum(begins + num_ids, self.offsets[1:])
+        starts = [tuple(self.ids[b:e].tolist()) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        tokens = np.zeros(len(starts), dtype=np.int64)
+        for upto in range(1, num_ids + 1):
+            counts = Counter(ids[:upto] for ids in starts if len(ids) >= upto)
+            joined = [len(ids) >= upto and counts[ids[:upto]] > 1 for ids in starts]
+            if not any(joined):
+                break
+            tokens = np.where(joined, np.minimum(upto * self.block_size, self.lengths), tokens)
+        return _short_shares(tokens, block_size)
 
 
 def draw_prefixes(content: ContentSpec | None, rng: Streams, num: int) -> Prefixes:

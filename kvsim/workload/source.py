@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
 
 from kvsim.request import Request
 from kvsim.types import Ns
+from kvsim.workload.content import NO_SHARES, ShortShares
+
+
+def _nothing_short(block_size: int) -> ShortShares:
+    return NO_SHARES
 
 
 class Source(Protocol):
@@ -54,6 +59,8 @@ class TableSource:
 
     def __init__(self, table: RequestTable, notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
+        self.short_shares: Callable[[int], ShortShares] = _nothing_short
+        """By the size of a block: what requests share that a prefix cache cannot find."""
         self._num_left = len(table)
         self._requests = iter(table)
         self._head = next(self._requests, None)
@@ -95,6 +102,7 @@ class ConcurrencySource:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is {max_concurrency}; it must be at least 1")
         self.notes = inner.notes
+        self.short_shares: Callable[[int], ShortShares] = getattr(inner, "short_shares", _nothing_short)
         self._inner = inner
         self._held: deque[Request] = deque()
         self._free_since: deque[Ns] = deque([0] * max_concurrency)
@@ -151,6 +159,7 @@ class SessionSource:
 
     def __init__(self, sessions: Seq[Session], notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
+        self.short_shares: Callable[[int], ShortShares] = _nothing_short
         self._sessions = sessions
         self._due = [(session.due_ns(0, 0), index, 0) for index, session in enumerate(sessions) if session.num_turns]
         heapq.heapify(self._due)

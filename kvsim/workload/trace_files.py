@@ -24,6 +24,7 @@ MAX_SECONDS = 9e9
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _DELIMITERS = ",;\t"
+_QUOTED = re.compile(r'"[^"]*"')
 _TIMESTAMP = re.compile(
     r"([0-9]{4})[-/]([0-9]{1,2})[-/]([0-9]{1,2})[ T]+([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:[.,]([0-9]+))?"
     r"\s*(Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?",
@@ -173,6 +174,18 @@ def normal(name: str) -> str:
     return "".join(char for char in name.casefold() if char.isalnum())
 
 
+def split_header(line: str) -> tuple[str, list[str]]:
+    """The delimiter of a CSV and the names in its first line; what stands in quotes is one name."""
+    line = line.strip().strip("\ufeff")
+    unquoted = _QUOTED.sub("", line)
+    delimiter = max(_DELIMITERS, key=unquoted.count)
+    try:
+        cells = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+    except csv.Error:
+        cells = line.split(delimiter)
+    return delimiter, [name.strip().strip('"').strip() for name in cells]
+
+
 class Chunk(NamedTuple):
     """Some rows of a CSV, the number of the first (from 1), and the line each one ends on."""
 
@@ -192,9 +205,7 @@ class CsvRows:
         self._errors = errors
         self._chunk_rows = chunk_rows
         self._header_lines = 0
-        header = self._read_header(text)
-        delimiter = max(_DELIMITERS, key=header.count)
-        self.header = [name.strip().strip('"').strip() for name in header.strip().split(delimiter)]
+        delimiter, self.header = split_header(self._read_header(text))
         self._reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
         self._num_rows = 0
 
@@ -202,7 +213,7 @@ class CsvRows:
         for line in text:
             self._header_lines += 1
             if line.strip().strip("\ufeff"):
-                return line.strip().strip("\ufeff")
+                return line
         return ""
 
     def chunks(self) -> Iterator[Chunk]:

@@ -10,7 +10,7 @@ are made from them one by one, when they are due (`kvsim.workload.table`). Where
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,6 +32,7 @@ from kvsim.workload.trace_files import (
     parse_int,
     parse_seconds,
     parse_timestamp,
+    split_header,
 )
 
 if TYPE_CHECKING:
@@ -129,11 +130,14 @@ def load_trace(
         if not first.strip():
             fail(name, "is empty; a trace has at least one request")
         text.seek(0)
-        found = trace_format or _format_of(name, first)
+        entries: Iterable[object] | None = None
+        if first.lstrip().lstrip("\ufeff").startswith("[") and trace_format in (None, "sharegpt", "mooncake"):
+            entries = _json_list(text, name)
+        found = trace_format or (_format_of(name, first) if entries is None else _format_of_entries(entries))
         if found == "sharegpt":
-            trace = _load_sharegpt(text, errors, chars_per_token)
+            trace = _load_sharegpt(_json_lines(text) if entries is None else entries, errors, chars_per_token)
         elif found == "mooncake":
-            trace = _load_mooncake(text, errors, hash_block_size)
+            trace = _load_mooncake(_json_lines(text) if entries is None else entries, errors, hash_block_size)
         else:
             trace = _load_csv(text, errors, found, needs_times)
     if not len(trace):
@@ -211,9 +215,7 @@ def _format_of(path: str, first: str) -> str:
     start = first.lstrip().lstrip("\ufeff")
     if start.startswith("{"):
         return "sharegpt" if '"conversations"' in start and '"input_length"' not in start else "mooncake"
-    if start.startswith("["):
-        return "sharegpt"
-    found = {normal(name) for name in first.replace(";", ",").replace("\t", ",").split(",")}
+    found = {normal(name) for name in split_header(first)[1]}
     scores = {name: sum(bool(column.normal_names & found) for column in cols) for name, cols in _CSV_FORMATS.items()}
     # A shared column (Timestamp) decides nothing, so a format's own columns count double.
     for name, columns in _CSV_FORMATS.items():
@@ -228,6 +230,13 @@ def _format_of(path: str, first: str) -> str:
     return best
 
 
+def _format_of_entries(entries: Iterable[object]) -> str:
+    """A list of conversations, or of the objects that Mooncake's lines hold."""
+    first = next((entry for entry in entries if isinstance(entry, dict)), {})
+    is_mooncake = "conversations" not in first and bool({"input_length", "output_length", "hash_ids"} & first.keys())
+    return "mooncake" if is_mooncake else "sharegpt"
+
+
 def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool) -> Trace:
     table, columns = _read_columns(text, errors, trace_format, needs_times)
     if trace_format in _FROM_ZERO and len(columns["arrival_ns"]):
@@ -237,7 +246,7 @@ def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: b
             errors.restart()
             table, columns = _read_columns(text, errors, trace_format, needs_times, allowed)
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
-    notes = table.notes(errors.path)
+    notes = (*table.notes(errors.path), *_unread(errors.path, trace_format, table.header))
     return Trace(
         errors.path,
         trace_format,
@@ -304,6 +313,40 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
     return places
 
 
+_NEAR = 0.75
+_SHORTEST_PART = 4
+
+
+def _unread(path: str, trace_format: str, header: list[str]) -> list[str]:
+    """A line for each column that is not read and looks like one that would be; others are nobody's mistake."""
+    columns = _CSV_FORMATS[trace_format]
+    known = frozenset().union(*(column.normal_names for column in columns))
+    found = {normal(name) for name in header}
+    absent = {
+        name: column.names[0] for column in columns if not column.normal_names & found for name in column.normal_names
+    }
+    notes = []
+    for name in header:
+        plain = normal(name)
+        if plain == "beamwidth":
+            notes.append(
+                f"{path}: column {name!r} is not read; workload.sampling.beam_width sets the beams of every request"
+            )
+        elif plain and plain not in known and (meant := _meant(plain, absent)):
+            notes.append(f"{path}: column {name!r} is not read (did you mean {meant!r}?)")
+    return notes
+
+
+def _meant(plain: str, absent: Mapping[str, str]) -> str | None:
+    """The column that a name was meant for: nearly the same, a part of it, or more than it; None if there is none."""
+    if close := get_close_matches(plain, absent, n=1, cutoff=_NEAR):
+        return absent[close[0]]
+    parts = [
+        name for name in absent if min(len(name), len(plain)) >= _SHORTEST_PART and (name in plain or plain in name)
+    ]
+    return absent[min(parts, key=len)] if parts else None
+
+
 def _cell(kind: str, column: str, text: str) -> int:
     """One cell as an integer; labels are handled apart."""
     match kind:
@@ -335,7 +378,7 @@ class _Columns:
         allowed: tuple[int, int] | None = None,
     ) -> None:
         self._places = places
-        self._header = header
+        self.header = header
         self._errors = errors
         self._failures = failures
         self._allowed = allowed
@@ -362,7 +405,7 @@ class _Columns:
 
     def _fast(self, rows: list[list[str]]) -> dict[str, Ints] | None:
         """The chunk's columns, or None if any cell needs a closer look."""
-        width = len(self._header)
+        width = len(self.header)
         if any(len(row) != width for row in rows):
             return None
         num_rows = len(rows)
@@ -422,9 +465,9 @@ class _Columns:
 
     def _row(self, row: list[str]) -> dict[str, int] | None:
         """One row's values; None for a request that failed when the trace was taken."""
-        if len(row) != len(self._header):
-            name = self._header[min(len(row), len(self._header) - 1)]
-            raise BadRow(name, ",".join(row), f"has {len(row)} cells, the header names {len(self._header)} columns")
+        if len(row) != len(self.header):
+            name = self.header[min(len(row), len(self.header) - 1)]
+            raise BadRow(name, ",".join(row), f"has {len(row)} cells, the header names {len(self.header)} columns")
         if self._failures and _is_zero(row[self._places["output"][0]]):
             return None
         values = {}
@@ -432,11 +475,11 @@ class _Columns:
             if column.kind == "label":
                 values[fills] = self._label(fills, row[index])
             else:
-                values[fills] = _cell(column.kind, self._header[index], row[index])
+                values[fills] = _cell(column.kind, self.header[index], row[index])
             if fills == "arrival_ns" and self._allowed and not self._allowed[0] <= values[fills] <= self._allowed[1]:
                 years = int(MAX_SECONDS / _SECONDS_PER_YEAR)
                 raise BadRow(
-                    self._header[index], row[index], f"is too far from the other times: a trace spans {years} years"
+                    self.header[index], row[index], f"is too far from the other times: a trace spans {years} years"
                 )
         _check_row(values)
         return values
@@ -537,17 +580,17 @@ class _Lines:
         self.unnamed.clear()
 
 
-def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None) -> Trace:
+def _load_mooncake(entries: Iterable[object], errors: RowErrors, hash_block_size: int | None) -> Trace:
     import numpy as np
 
     if hash_block_size is not None and hash_block_size < 1:
         fail(errors.path, f"hash_block_size is {hash_block_size}; it is at least 1")
     lines = _Lines()
-    for number, line in enumerate(text, 1):
-        if not line.strip().strip("\ufeff"):
+    for number, entry in enumerate(entries, 1):
+        if isinstance(entry, _Line) and not entry.text:
             continue
         try:
-            lines.add(_object(line), number)
+            lines.add(_object(entry), number)
         except BadRow as bad:
             errors.report(f"row {number}", bad)
     lines.drop_unnamed(errors)
@@ -564,13 +607,38 @@ def _load_mooncake(text: TextIO, errors: RowErrors, hash_block_size: int | None)
     )
 
 
-def _object(line: str) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a file, not yet read as JSON."""
+
+    text: str
+
+
+def _json_lines(text: TextIO) -> Iterator[_Line]:
+    for line in text:
+        yield _Line(line.strip().strip("\ufeff"))
+
+
+def _json_list(text: TextIO, path: str) -> list[object]:
+    """The entries of one JSON list."""
     try:
-        value = json.loads(line.lstrip("\ufeff"))
+        entries = json.loads(text.read().lstrip("\ufeff \t\r\n"))
     except (ValueError, RecursionError) as error:
-        raise BadRow("(line)", line.strip(), f"is no JSON ({_json_problem(error)})") from None
+        fail(path, f"is no JSON: {_json_problem(error)}")
+    return list(entries)
+
+
+def _object(entry: object) -> Mapping[str, Any]:
+    """An entry of a list, or a line, as the object it should be; else BadRow."""
+    place, value = "(entry)", entry
+    if isinstance(entry, _Line):
+        place = "(line)"
+        try:
+            value = json.loads(entry.text)
+        except (ValueError, RecursionError) as error:
+            raise BadRow(place, entry.text, f"is no JSON ({_json_problem(error)})") from None
     if not isinstance(value, dict):
-        raise BadRow("(line)", line.strip(), "is no JSON object")
+        raise BadRow(place, entry.text if isinstance(entry, _Line) else entry, "is no JSON object")
     return value
 
 
@@ -604,7 +672,7 @@ def _hash_block_size(path: str, prompt: Ints, num_ids: Ints, stated: int | None)
     return size, tuple(notes)
 
 
-def _load_sharegpt(text: TextIO, errors: RowErrors, chars_per_token: float) -> Trace:
+def _load_sharegpt(entries: Iterable[object], errors: RowErrors, chars_per_token: float) -> Trace:
     """First exchange of each conversation; those without a prompt and an answer are left out and counted."""
     import numpy as np
 
@@ -612,9 +680,11 @@ def _load_sharegpt(text: TextIO, errors: RowErrors, chars_per_token: float) -> T
         fail(errors.path, f"chars_per_token is {chars_per_token}; it is a number above 0, such as 4")
     lengths: list[tuple[int, int]] = []
     num_failed = 0
-    for number, entry in enumerate(_conversations(text, errors), 1):
+    for number, entry in enumerate(entries, 1):
+        if isinstance(entry, _Line) and not entry.text:
+            continue
         try:
-            chars = _first_exchange(entry)
+            chars = _first_exchange(_object(entry) if isinstance(entry, _Line) else entry)
         except BadRow as bad:
             errors.report(f"row {number}", bad)
             continue
@@ -639,33 +709,6 @@ def _load_sharegpt(text: TextIO, errors: RowErrors, chars_per_token: float) -> T
 
 def _tokens(num_chars: int, chars_per_token: float) -> int:
     return min(MAX_TOKENS, max(1, round(num_chars / chars_per_token)))
-
-
-def _conversations(text: TextIO, errors: RowErrors) -> Iterator[object]:
-    """The entries of one JSON list, or of JSON lines."""
-    start = text.read(1)
-    while start and (start.isspace() or start == "\ufeff"):
-        start = text.read(1)
-    if start == "[":
-        try:
-            yield from json.loads(start + text.read())
-        except (ValueError, RecursionError) as error:
-            fail(errors.path, f"is no JSON: {_json_problem(error)}")
-        return
-    number = 0
-    for line in _joined(start, text):
-        number += 1
-        if not line.strip():
-            continue
-        try:
-            yield _object(line)
-        except BadRow as bad:
-            errors.report(f"row {number}", bad)
-
-
-def _joined(start: str, text: TextIO) -> Iterator[str]:
-    yield start + text.readline()
-    yield from text
 
 
 def _first_exchange(entry: object) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 from kvsim.request import Request, Sampling
 from kvsim.tokens import Segment, TokenStream
 from kvsim.types import ScenarioError
-from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT
+from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts
 from kvsim.workload.source import ListSource, SessionSource, Source
 from kvsim.workload.streams import mix
 from kvsim.workload.trace_files import BadRow, MissingKey, parse_int, parse_seconds
@@ -49,7 +49,22 @@ def written_source(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Source:
         sessions.setdefault(f"alone {index}" if session is None else f"session {session}", []).append(request)
     if any(row.get("session") is not None for row in rows):
         return SessionSource([WrittenSession(turns) for turns in sessions.values()])
-    return ListSource(requests)
+    source = ListSource(requests)
+    source.short_shares = _group_texts(requests).short_shares
+    return source
+
+
+def _group_texts(requests: Sequence[Request]) -> GroupTexts:
+    """The same prompts as columns."""
+    import numpy as np
+
+    pieces = [request.prompt.pieces[0] for request in requests]
+    shared = [piece if isinstance(piece, Segment) and piece.source >= PREFIX_GROUP else None for piece in pieces]
+    return GroupTexts(
+        np.array([request.prompt_len for request in requests], dtype=np.int64),
+        np.array([-1 if piece is None else piece.source - PREFIX_GROUP for piece in shared], dtype=np.int64),
+        np.array([0 if piece is None else piece.length for piece in shared], dtype=np.int64),
+    )
 
 
 def bad_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, BadRow]]:

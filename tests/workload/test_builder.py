@@ -283,3 +283,13 @@ def test_the_spec_is_built_from_plain_mappings() -> None:
     spec = WorkloadSpec.from_dict({"lengths": {"type": "uniform", "prompt": [1, 2], "output": 3}, "window": [0, 5]})
     assert spec.lengths is not None
     assert (spec.lengths.prompt, spec.window) == ((1, 2), (0, 5))
+
+
+@pytest.mark.parametrize("key", ["num_requests", "first"])
+def test_fewer_rows_than_asked_for_are_told(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "four.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},9,2\n" for i in range(4)))
+    (note,) = build_source({"trace": str(path), key: 9}).notes
+    assert f"workload.{key} is 9, and the trace has 4 requests: all 4 are run" in note
+    assert build_source({"trace": str(path), key: 4}).notes == ()
+    assert build_source({"trace": str(path), "num_requests": 8, "repeat": 2}).notes == ()

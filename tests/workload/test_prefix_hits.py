@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from conftest import SHARED, needs_shared
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.runs import run
 from kvsim.types import ScenarioError
 from kvsim.workload.prefix_hits import BlockTrace, block_trace, prefix_curve, prefix_hits
 from kvsim.workload.trace_report import render, trace_report
@@ -112,6 +114,82 @@ def test_a_prefix_shorter_than_a_block_is_warned_about(tmp_path) -> None:  # typ
     assert any("shorter than a block of 16" in warning for warning in report.warnings)
     assert report.prefix_hits[-1].hit_blocks == 0
     assert not trace_report(path, block_size=8).warnings
+
+
+def shares_told(workload: dict[str, object], *, block_size: int = 16, caching: bool = True) -> list[str]:
+    """The warnings of a run that speak of shares shorter than a block."""
+    scenario = {
+        "name": "short",
+        "engine": "paged",
+        "model": "opt-13b",
+        "memory": {"num_gpu_blocks_override": 1000},
+        "allocator": {"block_size": block_size, "enable_prefix_caching": caching},
+        "workload": workload,
+    }
+    result = run(scenario)
+    told = [text for text in result.summary["warnings"] if "cannot hit the prefix cache" in text]
+    return told
+
+
+SIX = {"num_requests": 6, "lengths": {"type": "fixed", "prompt": 50, "output": 2}}
+
+
+def test_a_run_says_that_what_prompts_share_is_shorter_than_a_block() -> None:
+    system = SIX | {"content": {"system_prompt": {"num_groups": 1, "tokens": 15}}}
+    (text,) = shares_told(system)
+    assert text == (
+        "6 of 6 requests that begin as others do cannot hit the prefix cache: what they share is 15 tokens at most, "
+        "less than a block of 16: share more, or set allocator.block_size to 15 or less"
+    )
+    assert shares_told(system, block_size=15) == []
+    assert shares_told(system, caching=False) == []
+    assert shares_told(system | {"max_concurrency": 2}) == [text]
+    assert shares_told(system | {"sessions": {"num_turns": 1}}) == [text]
+    assert shares_told(system | {"sessions": {"num_turns": 3}}) == []
+    assert shares_told(SIX) == []
+    alone = {"content": {"system_prompt": {"num_groups": 1, "tokens": 15}}, "num_requests": 1}
+    assert shares_told(SIX | alone) == []
+    examples = {"few_shot": {"num_groups": 1, "num_examples": 1, "example_tokens": 8}}
+    assert shares_told(SIX | {"content": {"system_prompt": {"num_groups": 1, "tokens": 15}, **examples}}) == []
+    (text,) = shares_told(SIX | {"content": examples})
+    assert "8 tokens at most" in text
+
+
+def test_a_run_says_so_of_a_trace_too(tmp_path: Path) -> None:
+    rows = ["a,10", "a,40", "a,40", "b,12", "c,3", "b,12", ",0"]
+    lines = [f"{i},90,1,{row}" for i, row in enumerate(rows)]
+    path = tmp_path / "groups.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens", *lines]))
+    (text,) = shares_told({"trace": str(path)}, block_size=20)
+    # Nobody shares with c; two of a share 40 tokens, the third and both of b less than a block.
+    assert text.startswith("3 of 5 requests that begin as others do cannot hit")
+    assert "12 tokens at most" in text
+    assert shares_told({"trace": str(path)}, block_size=10) == []
+
+
+@pytest.mark.parametrize(("block_size", "short"), [(8, []), (16, ["3 of 5"]), (24, ["5 of 5"])])
+def test_hash_ids_smaller_than_a_block(tmp_path: Path, block_size: int, short: list[str]) -> None:
+    lists = [[1, 2, 3, 4], [1, 9, 10, 11], [1, 2, 7, 8], [5, 50, 51, 52], [5, 6, 61, 62], [30, 31, 32, 33]]
+    path = tmp_path / "hash.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": i, "input_length": 32, "output_length": 1, "hash_ids": ids})
+            for i, ids in enumerate(lists)
+        )
+    )
+    told = shares_told({"trace": str(path), "hash_block_size": 8}, block_size=block_size)
+    assert [text.split(" requests")[0] for text in told] == short
+
+
+def test_requests_that_are_written_out_share_by_group() -> None:
+    def row(group: str | None, tokens: int) -> dict[str, object]:
+        shared = {} if group is None else {"prefix_group": group, "prefix_tokens": tokens}
+        return {"prompt_tokens": 40, "output_tokens": 1, **shared}
+
+    (text,) = shares_told({"requests": [row("a", 10), row("a", 14), row(None, 0)]})
+    assert text.startswith("2 of 2 requests")
+    assert "10 tokens at most" in text
+    assert shares_told({"requests": [row("a", 10), row("b", 14), row(None, 0)]}) == []
 
 
 def test_capacities_must_be_positive() -> None:

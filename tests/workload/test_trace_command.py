@@ -39,6 +39,13 @@ AZURE, MOONCAKE, VIDUR = (
 )
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "10000000000000000"])
+def test_a_capacity_has_one_range(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", MOONCAKE, "--capacity", value]) == 2
+    shown = capsys.readouterr().err
+    assert f"--capacity {value}: must be 1 to 1,000,000,000,000,000 blocks, or inf" in shown
+
+
 @pytest.mark.parametrize(
     "args",
     [

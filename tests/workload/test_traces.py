@@ -369,3 +369,67 @@ def test_azure_conversation_is_read_whole_and_fast() -> None:
 def test_the_recorded_workload_names_16_token_blocks() -> None:
     trace = load_trace(SHARED / "data/traces/vllm-0.19-runs/sharegpt_llama31_8b_300_sps10.jsonl")
     assert (len(trace), trace.hash_block_size) == (300, 16)
+
+
+@pytest.mark.parametrize(
+    ("column", "meant"),
+    [
+        ("max_output_token", "max_output_tokens"),
+        ("max_tokens", "max_output_tokens"),
+        ("prio", "priority"),
+        ("request_priority", "priority"),
+        ("sesion", "session"),
+        ("model", None),
+        ("id", None),
+        ("total_tokens", None),
+        ("note", None),
+    ],
+)
+def test_a_column_that_looks_like_one_that_is_read_is_named(tmp_path: Path, column: str, meant: str | None) -> None:
+    notes = load(tmp_path, f"arrival_s,prompt_tokens,output_tokens,{column}\n0,5,1,7\n").notes
+    told = [note.split(": ", 1)[1] for note in notes]
+    assert told == ([] if meant is None else [f"column {column!r} is not read (did you mean {meant!r}?)"])
+
+
+def test_beams_of_a_trace_are_not_read_and_named(tmp_path: Path) -> None:
+    (note,) = load(tmp_path, "arrival_s,prompt_tokens,output_tokens,beam_width\n0,5,1,4\n").notes
+    assert "column 'beam_width' is not read; workload.sampling.beam_width" in note
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '"arrival_s","prompt_tokens","output_tokens","a, b"',
+        'arrival_s, "prompt_tokens" ,output_tokens,"a;b,c"',
+        '"a; b; c; d; e",arrival_s,prompt_tokens,output_tokens',
+    ],
+)
+def test_names_in_quotes_are_one_column(tmp_path: Path, header: str) -> None:
+    cells = "9,0,5,1" if header.startswith('"a;') else "0,5,1,9"
+    trace = load(tmp_path, f"{header}\n{cells}\n")
+    assert (trace.prompt.tolist(), trace.output.tolist()) == ([5], [1])
+
+
+MOONCAKE_ROWS = [
+    {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]},
+    {"timestamp": 500, "input_length": 512, "output_length": 4, "hash_ids": [1]},
+]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n "])
+def test_a_list_of_mooncakes_objects_is_read_as_its_lines(tmp_path: Path, indent: int | None, start: str) -> None:
+    lines = load(tmp_path, "\n".join(map(json.dumps, MOONCAKE_ROWS)))
+    whole = load(tmp_path, start + json.dumps(MOONCAKE_ROWS, indent=indent))
+    assert whole.format == "mooncake"
+    for name in ("arrival_ns", "prompt", "output", "hash_ids", "hash_offsets"):
+        assert getattr(whole, name).tolist() == getattr(lines, name).tolist()
+
+
+def test_a_bad_entry_of_a_list_is_named(tmp_path: Path) -> None:
+    bad = [*MOONCAKE_ROWS, MOONCAKE_ROWS[0] | {"input_length": 0}]
+    with pytest.raises(ScenarioError, match=r"row 3, column 'input_length': 0 is not in 1"):
+        load(tmp_path, json.dumps(bad))
+    with pytest.raises(ScenarioError, match=r"row 2, column '\(entry\)': 7 is no JSON object"):
+        load(tmp_path, json.dumps([MOONCAKE_ROWS[0], 7]))
+    assert load(tmp_path, json.dumps([MOONCAKE_ROWS[0], 7]), on_bad_row="skip").num_skipped == 1
