@@ -550,8 +550,8 @@ def test_long_options_make_short_messages(here: Path, capsys: pytest.CaptureFixt
         (["--block-size", "0"], "--block-size 0: must be 1 to 1,048,576 tokens"),
         (["--block-size", "9" * 25], "must be 1 to 1,048,576 tokens"),
         (["--hash-block-size", "-1"], "--hash-block-size -1: must be 1 to"),
-        (["--capacity", "-1"], "--capacity -1: must be 0 to"),
-        (["--capacity", "9" * 30], "must be 0 to"),
+        (["--capacity", "-1"], "--capacity -1: must be 1 to"),
+        (["--capacity", "9" * 30], "must be 1 to"),
         (["--capacity", "much"], "--capacity much: it is a number of blocks"),
     ],
 )

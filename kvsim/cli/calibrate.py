@@ -187,8 +187,8 @@ def _add_overhead(
     else:
         from kvsim.validate_run import fit_overhead, load_run, setting_of
 
+        overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
         for text in setting_of(load_run(run), profile=fitted, model=model, gpu=gpu).warnings:
             console.warn(text)
-        overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
     _show(json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()

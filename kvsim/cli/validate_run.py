@@ -43,7 +43,8 @@ def command(
 ) -> None:
     """Simulate a recorded engine run and compare predicted with measured.
 
-    Queue times come from the run, everything else is predicted with nothing fitted to it.
+    Queue times come from the run, everything else is predicted with nothing fitted to it. The engine's arguments in
+    meta.json that the simulation cannot follow are named in a warning.
     """
     from kvsim.validate_run import compare, load_run, predict, setting_of
     from kvsim.validate_run import plot as draw

@@ -217,6 +217,9 @@ def replay(case: dict[str, Any]) -> CaseResult:
             got = driver.step(op)
         except CaseError as error:
             raise CaseError(f"ops[{step}]: {json.dumps(op)}: {error}") from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StopIteration) as error:
+            what = f"cannot be replayed: {type(error).__name__}: {error}"
+            raise CaseError(f"ops[{step}]: {json.dumps(op)}: {what}") from error
         if len(got) != len(expected):
             mismatch = Mismatch(step, "record", expected, got, _state_before(case, step))
             return CaseResult(case["id"], num_fields, mismatch)
