@@ -217,6 +217,8 @@ class Recorder:
         """Steps that are not in columns yet."""
         self._num_evicted = 0
         self._block_size = scheduler.allocator.block_size
+        self._window_blocks = int(getattr(scheduler.allocator, "window_blocks", 0))
+        """Distinct blocks of a table that goes round in a ring; 0 without a window."""
         self.table_entry_bytes = 4
 
     def shared_slot_integral(self) -> int:
@@ -354,11 +356,24 @@ class Recorder:
                 held = {block_id for seq_id in on_gpu for block_id in block_table(seq_id)}
                 log.peak_blocks = max(log.peak_blocks, len(held))
 
-    def _on_copies(self, plan: StepPlan) -> None:
+    def on_horizon(self) -> None:
+        """A step that would end after the horizon does not happen: nobody was pushed out in it, and nothing copied."""
+        for plan, *_ in self._planned:
+            for group in pushed_out(plan.preempted):
+                # In asynchronous scheduling a victim may have ended meanwhile, with the step before.
+                if (log := self.live.get(group.request.request_id)) is not None:
+                    self.totals.num_preemptions -= 1
+                    log.num_preemptions -= 1
+            if plan.copies:
+                self._on_copies(plan, -1)
+
+    def _on_copies(self, plan: StepPlan, sign: int = 1) -> None:
+        """Count a plan's copies for those who write, or take them back with `sign` -1."""
         copied = {copy.dst for copy in plan.copies}
         for seq in dict.fromkeys((*plan.grown, *plan.resumed)):
-            if not copied.isdisjoint(self.scheduler.allocator.block_table(seq.seq_id)):
-                self.live[seq.request.request_id].num_cow_copies += 1
+            num_copied = len(copied.intersection(self.scheduler.allocator.block_table(seq.seq_id)))
+            if num_copied:
+                self.live[seq.request.request_id].num_cow_copies += sign * num_copied
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
         """The step is over and its tokens are out."""
@@ -398,8 +413,7 @@ class Recorder:
         if log.sequences is None:
             log.sequences = [parent]
             self._num_forked += 1
-            shared = -(-parent.num_computed_tokens // self._block_size)
-            log.peak_blocks = max(log.peak_blocks, shared)
+            log.peak_blocks = max(log.peak_blocks, self._num_blocks(parent.num_computed_tokens))
         log.sequences.append(child)
         if child.request.sampling.beam_width:
             # A beam that forks anew, after a recompute, has emitted tokens of its own since.
@@ -413,7 +427,12 @@ class Recorder:
         """A sequence that the run leaves unfinished holds its blocks still."""
         allocator = self.scheduler.allocator
         if log.sequences is None and allocator.has_table(seq.seq_id):
-            log.peak_blocks = max(log.peak_blocks, allocator.num_slots(seq.seq_id) // self._block_size)
+            log.peak_blocks = max(log.peak_blocks, self._num_blocks(allocator.num_slots(seq.seq_id)))
+
+    def _num_blocks(self, num_slots: int) -> int:
+        """Distinct blocks of a table with so many slots."""
+        num_blocks = -(-num_slots // self._block_size)
+        return min(num_blocks, self._window_blocks) if self._window_blocks else num_blocks
 
     def _on_sequence_end(self, seq: Sequence) -> None:
         log = self.live[seq.request.request_id]
@@ -555,6 +574,10 @@ class Recorder:
             log = self.live[seq.request.request_id]
             log.num_output_tokens += self._num_emitted_by(seq)
             self._note_peak(seq, log)
+            group = seq.group
+            if group is not None and seq is group.seqs[0]:
+                # Samples that wait for their parent's prompt, after a recompute, have emitted tokens.
+                log.num_output_tokens += sum(map(self._num_emitted_by, group.unforked))
             if rank[seq.status] > rank[log.status]:
                 log.status = seq.status
         for log in self.live.values():

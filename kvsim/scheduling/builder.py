@@ -60,6 +60,7 @@ class PlanBuilder(PendingStep):
         "budget",
         "charges_members",
         "copies",
+        "entries_of",
         "grown",
         "head_slots",
         "head_wait",
@@ -87,6 +88,8 @@ class PlanBuilder(PendingStep):
         self.admitted: list[Admission] = []
         self.resumed: list[Sequence] = []
         self.grown: list[Sequence] = []
+        self.entries_of: dict[Sequence, int] = {}
+        """Table entries that changed, of those of `grown` that did not cross."""
         self.preempted: list[Preemption] = []
         self.skipped: list[Sequence] = []
         self.copies: list[BlockCopy] = []
@@ -169,6 +172,8 @@ class PlanBuilder(PendingStep):
         if seq in self.grown:
             self.num_crossed -= self.grown.index(seq) < self.num_crossed
             self.grown.remove(seq)
+            self.num_new_entries -= self.entries_of.pop(seq, 1)
+            self.num_new_rows -= 1
         if seq in self.skipped:
             self.skipped.remove(seq)
         if seq in self.decodes:

@@ -232,6 +232,7 @@ class ContinuousScheduler(TokenEmission):
     def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
         self.num_table_entries += num_new
         step.grown.append(seq)
+        step.entries_of[seq] = num_new + num_copies
         step.num_new_entries += num_new + num_copies
         step.num_new_rows += 1
         if self.detail:
@@ -403,10 +404,14 @@ class ContinuousScheduler(TokenEmission):
 
     def _num_gate_tokens(self, group: Group) -> int:
         """What whole-prompt admission asks room for: all known tokens, of siblings that will fork again as well."""
-        longest = max(seq.num_tokens for seq in group.members) if group.unforked else 0
-        if longest <= group.request.prompt_len:
+        if not self._forks_again(group):
             return group.num_known_tokens
+        longest = max(seq.num_tokens for seq in group.members)
         return self._num_worst_blocks(group, longest) * self.allocator.block_size
+
+    def _forks_again(self, group: Group) -> bool:
+        """Its samples have tokens of their own, and lost their blocks."""
+        return bool(group.unforked) and any(seq.num_output_tokens for seq in group.members)
 
     def _match(self, seq: Sequence, num_known: int) -> PrefixMatch:
         if not self.enable_prefix_caching:
@@ -419,9 +424,8 @@ class ContinuousScheduler(TokenEmission):
             return False
         reserved = self._num_reserved(group.seqs[0], num_tokens) if self.reservation else 0
         watermark = self.watermark_blocks if self.running else 0
-        status = self.allocator.can_allocate(
-            num_tokens, prefix=prefix, reserve_tokens=reserved, watermark_blocks=watermark
-        )
+        kept = watermark + self._num_sibling_blocks(group, num_tokens)
+        status = self.allocator.can_allocate(num_tokens, prefix=prefix, reserve_tokens=reserved, watermark_blocks=kept)
         if status is AllocStatus.OK:
             return True
         step.head_wait = "blocks"
@@ -437,10 +441,17 @@ class ContinuousScheduler(TokenEmission):
         end = min(known, prefix.num_tokens + self.max_num_batched_tokens)
         num_tokens = self._num_gate_tokens(group) if self.admits_full_prompt else end
         needed = -(-num_tokens // self.allocator.block_size) - len(prefix.block_ids) + prefix.num_revived
-        if num_tokens > known:
+        if self.admits_full_prompt and self._forks_again(group):
             return f"{_blocks(needed)} for what its {group.num_seats} sequences held before"
         hits = f", {prefix.num_tokens} of them in the cache" if prefix.num_tokens else ""
         return f"{_blocks(needed)} for {num_tokens} tokens{hits}"
+
+    def _num_sibling_blocks(self, group: Group, num_tokens: int) -> int:
+        """With a window, the blocks of siblings that will fork again: the allocator is asked for one ring alone."""
+        ring = getattr(self.allocator, "window_blocks", 0)
+        if not (ring and self.admits_full_prompt and self._forks_again(group)):
+            return 0
+        return max(0, -(-num_tokens // self.allocator.block_size) - ring)
 
     def _num_reserved(self, seq: Sequence, num_tokens: int) -> int:
         """Slots to set aside beyond `num_tokens`: the rest of the prompt, and the reservation for the output."""

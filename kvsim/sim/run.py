@@ -56,6 +56,7 @@ def simulate(
         env.run(until=None if horizon_ns is None else horizon_ns + 1)
     end_ns = int(env.now) if horizon_ns is None else horizon_ns
     if horizon_ns is not None:
+        recorder.on_horizon()
         server.take_due(horizon_ns)
     num_requests = server.num_submitted + source.num_left
     recorder.close(_not_arrived(source))

@@ -1,0 +1,101 @@
+"""Counters of runs that a horizon cuts off, of victims that had their turn, and of copies in a sliding window."""
+
+from __future__ import annotations
+
+import pytest
+from support import play, request
+
+import kvsim
+from kvsim.request import Sampling
+
+TWO = Sampling(n=2)
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+def test_what_a_victim_grew_by_in_its_last_step_is_no_table_update(engine_loop: str) -> None:
+    """A takes a block in step 1, and gives it up for B: 1 + 1 entries at first, 1 of B, 2 of A when it is back."""
+    out = play(
+        [request("a", 2, 2, priority=1), request("b", 2, 2)],
+        num_blocks=3, block_size=2, scheduling_policy="priority", engine_loop=engine_loop,
+        queue_order=lambda group: (group.request.request_id,),
+    )  # fmt: skip
+    assert out["a"].num_preemptions == 1
+    assert out.summary["block_table_updates"] == 5
+
+
+def test_a_preempted_request_that_the_horizon_cuts_off_keeps_the_tokens_of_all_its_samples() -> None:
+    """B is pushed out in step 2, when each of its samples had emitted two tokens."""
+    out = play([request("a", 1, 6), request("b", 1, 3, sampling=TWO)], num_blocks=6, block_size=1, horizon_ms=3)
+    assert (out["b"].status, out["b"].output_tokens) == ("waiting", 4)
+    assert out.requests.output_tokens.sum() == out.summary["total_output_tokens"] == 7
+
+
+def test_a_step_that_the_horizon_cuts_off_pushes_nobody_out() -> None:
+    out = play([request("a", 1, 6), request("b", 1, 3, sampling=TWO)], num_blocks=6, block_size=1, horizon_ms=2.5)
+    assert out.steps.num_preempted.sum() == out.summary["num_preemptions"] == out.requests.num_preemptions.sum() == 0
+
+
+def test_a_step_that_the_horizon_cuts_off_copies_nothing() -> None:
+    out = play([request("a", 3, 4, sampling=TWO)], num_blocks=6, block_size=4, horizon_ms=1.5)
+    assert out.steps.num_copies.sum() == out.summary["num_cow_copies"] == out.requests.num_cow_copies.sum() == 0
+
+
+def test_every_block_that_a_sample_copies_in_its_window_is_counted() -> None:
+    """The samples fork again, and the first one writes both blocks of the ring that they share in one step."""
+    result = kvsim.run(
+        {
+            "memory": {"num_gpu_blocks_override": 5},
+            "allocator": {"block_size": 2, "sliding_window": 4, "watermark": 0},
+            "scheduler": {"max_model_len": 64},
+            "workload": {
+                "requests": [
+                    {"prompt_tokens": 2, "output_tokens": 4},
+                    {"prompt_tokens": 3, "output_tokens": 3, "n": 2},
+                ]
+            },
+        }
+    )
+    assert result.steps.num_copies.sum() == result.summary["num_cow_copies"] == 3
+    assert result.requests.num_cow_copies.tolist() == [0, 3]
+
+
+def window_run(requests: list[dict[str, object]], blocks: int, **keys: object) -> kvsim.RunResult:
+    return kvsim.run(
+        {
+            "memory": {"num_gpu_blocks_override": blocks},
+            "allocator": {"block_size": 2, "sliding_window": 2, "watermark": 0},
+            "scheduler": {"max_model_len": 64},
+            "workload": {"requests": requests},
+            "cost": {"step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+            **keys,
+        }
+    )
+
+
+def test_peak_blocks_of_samples_in_a_window_are_those_of_their_rings() -> None:
+    """A ring is one block: two samples hold two, however long the prompt was."""
+    result = window_run([{"prompt_tokens": 9, "output_tokens": 3, "n": 2}], 8)
+    assert result.steps.used_blocks.max() == 2
+    assert result.requests.peak_blocks.tolist() == [2]
+
+
+def test_peak_blocks_of_a_request_that_the_horizon_cuts_off_in_a_window() -> None:
+    result = window_run([{"prompt_tokens": 9, "output_tokens": 9}], 8, horizon=0.003)
+    assert result.steps.used_blocks.max() == 1
+    assert result.requests.peak_blocks.tolist() == [1]
+
+
+def test_siblings_that_fork_again_in_windows_wait_until_there_is_room_for_all_their_rings() -> None:
+    """B's two samples hold two blocks each in the end; with fewer free it came back twice only to be pushed out."""
+    requests: list[dict[str, object]] = [
+        {"arrival_s": 0.001, "prompt_tokens": 3, "output_tokens": 6},
+        {"arrival_s": 0.001, "prompt_tokens": 2, "output_tokens": 2, "n": 2},
+    ]
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 4},
+        "allocator": {"block_size": 2, "sliding_window": 4, "watermark": 0},
+        "scheduler": {"max_model_len": 64},
+        "workload": {"requests": requests},
+        "cost": {"step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    assert kvsim.run(scenario).requests.num_preemptions.tolist() == [0, 1]
