@@ -159,7 +159,8 @@ class Server:
             observer.on_submit(request, reason, now)
         self.num_submitted += 1
         if rejection is not None:
-            self.source.on_end(request.request_id, now)
+            # It was refused when it arrived, which a step under way lets nobody see.
+            self.source.on_end(request.request_id, request.arrival_ns)
         elif request.abort_ns is not None:
             heapq.heappush(self._aborts, (request.abort_ns, self.num_submitted, request.request_id))
 

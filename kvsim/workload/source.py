@@ -105,8 +105,8 @@ class ConcurrencySource:
         self.short_shares: Callable[[int], ShortShares] = getattr(inner, "short_shares", _nothing_short)
         self._inner = inner
         self._held: deque[Request] = deque()
-        self._free_since: deque[Ns] = deque([0] * max_concurrency)
-        """When each free place became free, oldest first; ends are told in order of time."""
+        self._free_since: list[Ns] = [0] * max_concurrency
+        """When each free place became free, as a heap."""
 
     @property
     def num_left(self) -> int:
@@ -122,11 +122,11 @@ class ConcurrencySource:
         self._held.extend(self._inner.take_due(now))
         due: list[Request] = []
         while self._held and self._free_since and self._free_since[0] <= now:
-            due.append(_sent_at(self._held.popleft(), self._free_since.popleft()))
+            due.append(_sent_at(self._held.popleft(), heapq.heappop(self._free_since)))
         return due
 
     def on_end(self, request_id: str, now: Ns) -> None:
-        self._free_since.append(now)
+        heapq.heappush(self._free_since, now)
         self._inner.on_end(request_id, now)
 
 

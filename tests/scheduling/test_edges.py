@@ -323,6 +323,19 @@ def test_a_place_that_an_abort_frees_is_taken_in_the_same_step(engine: str) -> N
     assert (last["arrival_s"], last["first_scheduled_s"]) == (2.0, 2.0)
 
 
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "static"])
+def test_a_request_that_is_rejected_on_arrival_leaves_its_place_at_once(engine: str) -> None:
+    """Two at a time; the second arrives at 0.5 s, in the middle of a step, and can never be served."""
+    requests = [
+        {"id": "A", "prompt_tokens": 4, "output_tokens": 6},
+        {"id": "X", "prompt_tokens": 40, "output_tokens": 1, "arrival_s": 0.5},
+        {"id": "B", "prompt_tokens": 4, "output_tokens": 2, "arrival_s": 0.5},
+    ]
+    table = play_by_engine(engine, requests, max_concurrency=2).requests.set_index("request_id")
+    assert table.loc["X", "status"] == "rejected"
+    assert (table.loc["B", "arrival_s"], table.loc["B", "first_scheduled_s"]) == (0.5, 1.0)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_samples_are_sequences_of_one_request(engine: str) -> None:
     """Two requests of three samples, three sequences at a time: one runs, one waits."""
