@@ -105,6 +105,11 @@ def test_an_abort_in_a_first_step_that_does_not_end() -> None:
     run_or_refuse(senseless(3_656_279_291))
 
 
+def test_beams_that_were_swapped_out_end_at_their_own_times() -> None:
+    """Slots that they shared before are not given up by each of them."""
+    run_or_refuse(senseless(2015))
+
+
 def test_a_circle_ends_although_the_engines_own_guard_is_off() -> None:
     """Three beams over a window of one block copy it more often than there are blocks, again and again."""
     scenario = written(

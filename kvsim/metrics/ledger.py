@@ -139,7 +139,8 @@ class Ledger:
             self._release(seq, 0)
         for preemption in plan.preempted:
             held = self._release(preemption.seq, preemption.num_stored_tokens)
-            if held is not None and self.dates_growth:
+            # Beams end at their own times, and others fill what they shared.
+            if held is not None and self.dates_growth and not _is_beam(preemption.seq):
                 self._leave(preemption.seq.seq_id, held, preemption.num_stored_tokens)
             if preemption.is_swap:
                 tail = object() if held is None else held.tail
@@ -178,7 +179,7 @@ class Ledger:
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
                 parent = self._held.get(fork.parent.seq_id) if self._can_share_tails else None
                 self._hold(fork.child, fork.child.num_computed_tokens, None if parent is None else parent.tail)
-                if parent is not None:
+                if parent is not None and not _is_beam(fork.child):
                     # Its empty slots are those of the tail that it shares.
                     self._held[fork.child.seq_id].since_step = parent.since_step
         for seq in outcome.ended:
@@ -414,6 +415,10 @@ def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[i
             else:
                 wanted[block_id] = max(wanted.get(block_id, 0), min(size, seq.final_len - start))
     return list(filled.values()), list(wanted.values())
+
+
+def _is_beam(seq: Sequence) -> bool:
+    return seq.request.sampling.beam_width > 0
 
 
 def _len_in_place(seq: Sequence) -> int:
