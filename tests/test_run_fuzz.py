@@ -110,6 +110,11 @@ def test_beams_that_were_swapped_out_end_at_their_own_times() -> None:
     run_or_refuse(senseless(2015))
 
 
+def test_samples_of_different_lengths_that_give_up_after_the_fork() -> None:
+    """The last of them was to write behind the prompt: what it wanted was reserved, not what the longest wanted."""
+    run_or_refuse(senseless(10_011_451))
+
+
 def test_a_circle_ends_although_the_engines_own_guard_is_off() -> None:
     """Three beams over a window of one block copy it more often than there are blocks, again and again."""
     scenario = written(

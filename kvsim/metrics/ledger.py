@@ -12,7 +12,7 @@ rings, the ledger recounts block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvsim.memory.interface import KVAllocator, Usage
@@ -195,7 +195,7 @@ class Ledger:
         if outcome.pruned:
             self._end_early(outcome.pruned)
 
-    def on_abort(self, sequences: Iterable[Sequence]) -> None:
+    def on_abort(self, sequences: tuple[Sequence, ...]) -> None:
         """Aborted sequences: their final length is what they had stored (hindsight)."""
         self._end_early(sequences)
 
@@ -260,7 +260,7 @@ class Ledger:
         self._exceed(held, held.slots)
         self.on_release(seq, held.slots)
 
-    def _end_early(self, sequences: Iterable[Sequence]) -> None:
+    def _end_early(self, sequences: tuple[Sequence, ...]) -> None:
         """Sequences that end before their time, together: an empty slot that they share is counted once."""
         unfilled: dict[object, list[tuple[int, int, int]]] = {}
         for seq in sequences:
@@ -274,7 +274,11 @@ class Ledger:
             for left in self._left.pop(seq.seq_id, ()):
                 lot = (left.first, left.last, left.num_wanted - most)
                 unfilled.setdefault((left.tail, left.last), []).append(lot)
+        beams_end = any(map(_is_beam, sequences))
         for sharers in unfilled.values():
+            if not beams_end:
+                # The last of those who share a tail was to write in place, and said what is reserved there.
+                del sharers[:-1]
             num_counted = 0
             for first, last, num_slots in sorted(sharers):
                 if num_slots > num_counted:
