@@ -432,8 +432,22 @@ class ContinuousScheduler(TokenEmission):
         step.head_slots = num_tokens + reserved
         return False
 
+    def describe_block(self) -> str:
+        queue = self.swapped or self.waiting
+        if not queue:
+            return "nobody waits"
+        group, watermark = queue.head(), self.watermark_blocks if self.running else 0
+        kept = f", of which {watermark} must stay free (watermark)" if watermark else ""
+        return (
+            f"request {group.request_id!r} is {group.seqs[0].status} and needs {self._describe_need(group)}; "
+            f"the pool has {self._describe_pool()}{kept}"
+        )
+
+    def _describe_pool(self) -> str:
+        return f"{self.allocator.num_free_blocks} free of {self.allocator.num_blocks}"
+
     def _describe_need(self, group: Group) -> str:
-        """As `_fits_back` and `_admit` ask."""
+        """What a group waits for, in blocks or slots: as `_fits_back` and `_admit` ask."""
         if group.seqs[0].status is Status.SWAPPED:
             return f"{_blocks(self._num_to_return(group))} for what it has on the host and its next tokens"
         leader, known = group.seqs[0], group.num_known_tokens

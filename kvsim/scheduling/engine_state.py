@@ -298,24 +298,6 @@ class EngineState:
             live.extend(group.seqs)
         return live
 
-    def describe_block(self) -> str:
-        queue = self.swapped or self.waiting
-        if not queue:
-            return "nobody waits"
-        group, watermark = queue.head(), self.watermark_blocks if self.running else 0
-        kept = f", of which {watermark} must stay free (watermark)" if watermark else ""
-        return (
-            f"request {group.request_id!r} is {group.seqs[0].status} and needs {self._describe_need(group)}; "
-            f"the pool has {self._describe_pool()}{kept}"
-        )
-
-    def _describe_need(self, group: Group) -> str:
-        """What a group waits for, in blocks or slots."""
-        raise NotImplementedError
-
-    def _describe_pool(self) -> str:
-        return f"{self.allocator.num_free_blocks} free of {self.allocator.num_blocks}"
-
     def _settle(self, seq: Sequence) -> None:
         """Bring a running sequence's counters, and the allocator's idea of its length, up to date."""
         if seq.join_tick >= 0:
