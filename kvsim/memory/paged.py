@@ -22,8 +22,9 @@ class PagedAllocator:
     `free_list` is an order of `kvsim.memory.block_pool`. With `null_block` block 0 is never handed out and does not
     count. `sliding_window` (tokens, a multiple of the block size) makes a table reuse its own blocks in a ring: entry
     k is the same block as entry k - window/block_size. `upstream_faults` reproduces the leaks of the paper's engine:
-    surplus references (`num_refs`), blocks lost when an allocation runs out half-way, and a free of nothing that
-    passes in silence. `journal` observes every block.
+    surplus references (`num_refs`), blocks lost when an allocation runs out half-way, a ring that has gone round
+    although there is no block for the copy, and a free of nothing that passes in silence. `journal` observes every
+    block.
 
     Commands happen completely or raise and change nothing.
     """
@@ -642,6 +643,10 @@ class PagedAllocator:
             raise AllocatorError(f"cannot append {num_tokens} tokens; append at least 1")
         needed = self._num_needed(table, num_tokens)
         if needed > len(self.pool.free):
+            if self.upstream_faults and 0 < self.window_blocks <= len(table.block_ids) and self._is_full(table):
+                # The paper's engine goes round before it finds no block for the copy.
+                self._grow(table)
+                table.num_tokens += 1
             raise OutOfBlocks(needed, len(self.pool.free))
         if self.window_blocks:
             return self._append_in_ring(table, num_tokens)
@@ -658,12 +663,16 @@ class PagedAllocator:
         copies = []
         end = table.num_tokens + num_tokens
         while table.num_tokens < end:
-            if table.num_tokens == len(table.block_ids) * self.block_size:
+            if self._is_full(table):
                 self._grow(table)
             if self._ref[table.block_ids[-1]] != 1:
                 copies.append(self._copy_tail(table))
             table.num_tokens = min(end, len(table.block_ids) * self.block_size)
         return tuple(copies)
+
+    def _is_full(self, table: BlockTable) -> bool:
+        """The next token needs another entry."""
+        return table.num_tokens == len(table.block_ids) * self.block_size
 
     def _grow(self, table: BlockTable) -> None:
         length = len(table.block_ids)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.conform.block_manager import FIELDS, replay
+from kvsim.conform.block_manager import FIELDS, BlockManagerReplay, replay
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v0"
 CASES = sorted(GOLDEN.glob("bm_*.json"))
@@ -90,6 +90,15 @@ def test_results_of_every_kind_occur() -> None:
         ("can_alloc", "str"),
         ("can_append", "bool"),
     } <= kinds
+
+
+def test_a_window_goes_round_before_its_copy_runs_out() -> None:
+    manager = BlockManagerReplay({"bs": 1, "gpu": 2, "cpu": 0, "wm": 0.0, "sw": 2})
+    for op in (["group", 0, 2, 2], ["alloc", 0]):
+        manager.step(op)
+    result, free, tables, gpu_refs, cpu_refs, _ = manager.step(["append", 0])
+    assert (result, free, tables, gpu_refs, cpu_refs) == ({"err": "OOM"}, [0, 0], {"0": [1, 0, 1]}, [], [])
+    manager.allocator.audit()
 
 
 def _records(case: dict[str, Any]) -> list[tuple[list[Any], list[Any]]]:
