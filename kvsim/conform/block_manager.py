@@ -76,6 +76,8 @@ class BlockManagerReplay:
             raise CaseError(f"there is no group {group}; made so far: {known}. Make it with group first")
         if name in ("can_alloc", "alloc") and not self._in(group, _STATUS_OF[name]):
             raise CaseError(f"no sequence of group {group} is {_STATUS_OF[name]}")
+        if name in ("can_swap_out", "can_swap_in") and (waiting := self._labels(group, "waiting")):
+            raise CaseError(f"sequence {waiting[0]} has no table yet; allocate the group first")
         if name in _STATUS_OF:
             return
         labels = [seq.label for seq in self.groups[group]]
@@ -107,11 +109,14 @@ class BlockManagerReplay:
         return self.allocator.can_append(len(self._in(group, "running")))
 
     def _can_swap_out(self, group: int) -> bool:
-        return self.allocator.can_swap_out(self._labels(group, "running"))
+        return self.allocator.can_swap_out(self._unfinished(group))
 
     def _can_swap_in(self, group: int) -> bool:
-        labels = self._labels(group, "swapped")
-        return self.allocator.can_swap_in(labels, extra_blocks=len(labels), watermark_blocks=self.watermark_blocks)
+        return self.allocator.can_swap_in(
+            self._unfinished(group),
+            extra_blocks=len(self._labels(group, "swapped")),
+            watermark_blocks=self.watermark_blocks,
+        )
 
     def _alloc(self, group: int) -> None:
         waiting = self._in(group, "waiting")
@@ -159,6 +164,9 @@ class BlockManagerReplay:
 
     def _labels(self, group: int, status: str) -> list[int]:
         return [seq.label for seq in self._in(group, status)]
+
+    def _unfinished(self, group: int) -> list[int]:
+        return [seq.label for seq in self.groups[group] if seq.status != "finished"]
 
     def _seq(self, label: int) -> _Seq:
         return next(seq for seq in self.groups[label // _LABELS_PER_GROUP] if seq.label == label)

@@ -145,12 +145,12 @@ class PagedAllocator:
         return self._num_needed(self._table(seq_id), num_tokens)
 
     def can_swap_out(self, seq_ids: Sequence[SeqId]) -> bool:
-        """The host has room for the sequences' distinct blocks."""
-        return len(self._distinct(self._table(seq_id) for seq_id in seq_ids)) <= len(self.host.free)
+        """The host has room for the sequences' distinct blocks, wherever they are now."""
+        return len(self._distinct(map(self._any_table, seq_ids))) <= len(self.host.free)
 
     def can_swap_in(self, seq_ids: Sequence[SeqId], *, extra_blocks: int = 0, watermark_blocks: int = 0) -> bool:
-        """The distinct blocks and `extra_blocks` more (for the next tokens) leave `watermark_blocks` free."""
-        needed = self.num_swapped_blocks(seq_ids) + extra_blocks
+        """Taking their distinct blocks and `extra_blocks` more (for the next tokens) leaves `watermark_blocks` free."""
+        needed = len(self._distinct(map(self._any_table, seq_ids))) + extra_blocks
         return len(self.pool.free) - needed >= watermark_blocks
 
     def num_swapped_blocks(self, seq_ids: Sequence[SeqId]) -> int:

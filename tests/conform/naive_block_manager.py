@@ -31,6 +31,9 @@ class NaiveBlockManager:
     def those(self, group: int, status: str) -> list[int]:
         return [label for label in self.groups[group] if self.status[label] == status]
 
+    def unfinished(self, group: int) -> list[int]:
+        return [label for label in self.groups[group] if self.status[label] != "finished"]
+
     def distinct(self, labels: list[int]) -> int:
         return len({place for label in labels for place in self.tables[label]})
 
@@ -64,11 +67,11 @@ class NaiveBlockManager:
         return len(self.those(group, "running")) <= len(self.free_list["gpu"])
 
     def can_swap_out(self, group: int) -> bool:
-        return self.distinct(self.those(group, "running")) <= len(self.free_list["cpu"])
+        return self.distinct(self.unfinished(group)) <= len(self.free_list["cpu"])
 
     def can_swap_in(self, group: int) -> bool:
-        swapped = self.those(group, "swapped")
-        return len(self.free_list["gpu"]) - (self.distinct(swapped) + len(swapped)) >= self.watermark
+        needed = self.distinct(self.unfinished(group)) + len(self.those(group, "swapped"))
+        return len(self.free_list["gpu"]) - needed >= self.watermark
 
     def alloc(self, group: int) -> None:
         waiting = self.those(group, "waiting")

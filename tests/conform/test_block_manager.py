@@ -92,6 +92,20 @@ def test_results_of_every_kind_occur() -> None:
     } <= kinds
 
 
+def test_swap_questions_count_all_blocks_of_a_group_wherever_they_are() -> None:
+    """The engine asks of the group whose turn it is; a recorder may ask of any."""
+    manager = BlockManagerReplay({"bs": 4, "gpu": 4, "cpu": 5, "wm": 0.0})
+    for op in (["group", 0, 1, 12], ["alloc", 0]):
+        manager.step(op)
+    # 1 block is free, and the table has 3.
+    assert manager.step(["can_swap_in", 0]) == [False]
+    manager.step(["swap_out", 0])
+    # 2 blocks are free on the host.
+    assert manager.step(["can_swap_out", 0]) == [False]
+    manager.step(["free", 0])
+    assert manager.step(["can_swap_out", 0]) == [True]
+
+
 def test_a_window_goes_round_before_its_copy_runs_out() -> None:
     manager = BlockManagerReplay({"bs": 1, "gpu": 2, "cpu": 0, "wm": 0.0, "sw": 2})
     for op in (["group", 0, 2, 2], ["alloc", 0]):

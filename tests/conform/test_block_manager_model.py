@@ -54,6 +54,9 @@ class Pair:
             self.do("group", len(naive.groups), num_seqs, rng.randint(1, 4 * self.block_size))
             return
         group = rng.choice(live)
+        if not naive.those(group, "waiting") and rng.random() < 0.1:
+            # Asked of a group in either place.
+            self.do(rng.choice(["can_swap_out", "can_swap_in"]), group)
         if naive.those(group, "waiting"):
             answer = self.do("can_alloc", group)
             if answer == "OK" or (answer == "LATER" and rng.random() < 0.15):

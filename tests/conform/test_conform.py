@@ -260,6 +260,7 @@ def test_what_is_no_case_is_refused(tmp_path: Path, content: str) -> None:
         ([["group", 0, 1, 5], ["group", 0, 1, 5]], 'ops[1]: ["group", 0, 1, 5]: group 0 is there already'),
         ([["group", 0, 1, 5], ["free", 7]], 'ops[1]: ["free", 7]: there is no sequence 7; group 0 has 0'),
         ([["group", 0, 1, 5], ["append", 0]], 'ops[1]: ["append", 0]: sequence 0 has no table'),
+        ([["group", 0, 1, 5], ["can_swap_in", 0]], 'ops[1]: ["can_swap_in", 0]: sequence 0 has no table yet'),
         ([["group", 0, 1, 5], ["fork", 0, 1]], 'ops[1]: ["fork", 0, 1]: sequence 0 has no table'),
         ([["group", 0, 1, 5], ["fork", 0, 100]], "sequence 100 cannot be the child: it must be new, and of group 0"),
     ],
