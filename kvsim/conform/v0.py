@@ -273,7 +273,7 @@ def replay(case: dict[str, Any], *, engine_loop: str = "calendar") -> CaseResult
         if got is None:
             return CaseResult(case["id"], num_fields, Mismatch(expected["t"], "record", expected, None, before))
         for name in _names(expected, got):
-            if expected.get(name) != got.get(name):
+            if name not in expected or name not in got or expected[name] != got[name]:
                 mismatch = Mismatch(expected["t"], name, expected.get(name), got.get(name), before)
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1

@@ -61,7 +61,7 @@ def _replay(case: Record, engine_loop: str) -> CaseResult:
     end = driver.end_record()
     for name, value in case["expected"]["end"].items():
         num_fields += 1
-        if end.get(name) != value:
+        if name not in end or end[name] != value:
             mismatch = Mismatch(driver.num_records, f"end.{name}", value, end.get(name), driver.state())
             return CaseResult(case["name"], num_fields, mismatch)
     return CaseResult(case["name"], num_fields)

@@ -116,12 +116,22 @@ def test_a_missing_or_surplus_record_is_a_departure(edit: Callable[[list[Any]], 
     assert result.mismatch.field == "record"
 
 
-def test_an_unknown_field_cannot_agree() -> None:
+@pytest.mark.parametrize(("name", "value"), [("extra", 1), ("extra", None), ("ab", None)])
+def test_a_field_too_many_cannot_agree(name: str, value: object) -> None:
     case = load_case(GOLDEN / "v0" / "sched_035.json")
-    case.data["steps"][3]["extra"] = 1
+    case.data["steps"][3][name] = value
     result = replay(case)
     assert result.mismatch is not None
-    assert (result.mismatch.step, result.mismatch.field) == (3, "extra")
+    assert (result.mismatch.step, result.mismatch.field) == (3, name)
+
+
+@pytest.mark.parametrize("value", [1, None])
+def test_an_unknown_total_cannot_agree(value: object) -> None:
+    case = load_case(GOLDEN / "v1" / "041.json")
+    case.data["expected"]["end"]["extra"] = value
+    result = replay(case)
+    assert result.mismatch is not None
+    assert result.mismatch.field == "end.extra"
 
 
 @pytest.fixture
