@@ -160,6 +160,11 @@ def _from_file(path: Path) -> ModelGeometry:
     if not isinstance(config, dict):
         raise ScenarioError(f"{path}: a model configuration is a mapping, this is {type(config).__name__}")
     try:
-        return ModelGeometry.from_config(config.get("config", config), name=path.parent.name or path.stem)
+        return ModelGeometry.from_config(config.get("config", config), name=_name_of(path))
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from None
+
+
+def _name_of(path: Path) -> str:
+    """A file of that usual name goes by its folder's, any other by its own."""
+    return (path.stem if path.name != "config.json" else path.parent.name) or path.stem

@@ -54,7 +54,7 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     """
     if geometry.is_uneven:
         raise ScenarioError(
-            f"model {geometry.name or 'in the scenario'!r} has layers of unequally many KV heads: a kernel cost model "
+            f"{_named(geometry)} has layers of unequally many KV heads: a kernel cost model "
             f"prices layers that are alike. Use cost: {{type: linear}}"
         )
     config = geometry.config
@@ -129,19 +129,23 @@ def _first(config: Config, names: tuple[str, ...], default: int) -> int:
     return next((value for name in names if (value := optional(config, name, least=0))), default)
 
 
+def _named(geometry: ModelGeometry) -> str:
+    return f"model {geometry.name!r}" if geometry.name else "the model"
+
+
 def _field(geometry: ModelGeometry, *names: str) -> int:
     """A width of every layer; a list with one each will do where all are the same."""
     for name in names:
         each = widths(geometry.config, name, least=0)
         if each is not None and len(set(each)) > 1:
             raise ScenarioError(
-                f"model {geometry.name or 'in the scenario'!r}: {name} is {shown(each)}: a kernel cost model prices "
+                f"{_named(geometry)}: {name} is {shown(each)}: a kernel cost model prices "
                 f"layers that are alike. Use cost: {{type: linear}}"
             )
         if each is not None and each[0]:
             return each[0]
     raise ScenarioError(
-        f"model {geometry.name or 'in the scenario'!r} lacks {names[0]}: a kernel cost model needs hidden_size, "
+        f"{_named(geometry)} lacks {names[0]}: a kernel cost model needs hidden_size, "
         f"intermediate_size, vocab_size and num_attention_heads. Name a catalog model or a config.json, or use "
         f"cost: {{type: linear}}"
     )

@@ -16,6 +16,7 @@ from kvsim.scenario.schema import (
     Memory,
     NoEvictScheduler,
     PagedMemory,
+    RooflineCostConfig,
     Scenario,
     StaticScheduler,
     VllmV0Scheduler,
@@ -159,6 +160,18 @@ def _profile_exists(scenario: Scenario) -> Iterator[Finding]:
         profile_path(scenario.cost.profile if scenario.cost.profile is not None else pool.gpu.name)
     except ScenarioError as error:
         yield Finding(("cost", "profile"), str(error))
+
+
+def _model_can_be_priced(scenario: Scenario) -> Iterator[Finding]:
+    """A cost model made of kernels needs every width, and layers that are alike."""
+    if not isinstance(scenario.cost, KernelCostConfig | RooflineCostConfig):
+        return
+    from kvsim.cost.shapes import model_shapes
+
+    try:
+        model_shapes(Pool(scenario).geometry, scenario.tensor_parallel_size, scenario.kv_cache_dtype)
+    except ScenarioError as error:
+        yield Finding(("model",), str(error).removeprefix("the model ").removeprefix("model "))
 
 
 def _parts_fit_each_other(scenario: Scenario) -> Iterator[Finding]:
@@ -344,6 +357,7 @@ def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
 CHECKS: tuple[Check, ...] = (
     _memory_is_said_once,
     _profile_exists,
+    _model_can_be_priced,
     _parts_fit_each_other,
     _window_fits,
     _budget_fits,

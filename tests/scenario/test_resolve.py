@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,22 @@ def test_the_schema_describes_every_key() -> None:
     assert described["description"] == "Tokens per block."
     assert described["minimum"] == 1
     assert ("workload", "arrivals") in blocks()
+
+
+UNPRICED = {"num_hidden_layers": 4, "num_key_value_heads": 4, "num_attention_heads": 4, "head_dim": 16}
+UNEVEN = UNPRICED | {"num_key_value_heads_per_layer": [4, 4, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    "cost", ["{type: kernels, profile: a100}", "{type: roofline, peak_tflops: 300, memory_bandwidth_gb_s: 1500}"]
+)
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(UNPRICED, "model: 'm' lacks hidden_size: "), (UNEVEN, "model: 'm' has layers of unequally many KV heads: ")],
+)
+def test_a_model_that_kernels_cannot_price_is_not_valid(tmp_path, cost, config, message):
+    (tmp_path / "m.json").write_text(json.dumps(config | {"torch_dtype": "float16"}))
+    text = f"model: {tmp_path}/m.json\ncost: {cost}\nworkload: {{num_requests: 1, rate: 1}}\nmemory: "
+    (tmp_path / "s.yaml").write_text(text + "{num_gpu_blocks_override: 100}\n")
+    with pytest.raises(ScenarioError, match=re.escape(message)):
+        load_scenario(tmp_path / "s.yaml")
