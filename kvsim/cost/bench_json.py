@@ -52,6 +52,8 @@ def read_bench(path: str | Path) -> Mapping[str, Any]:
             continue  # a failed request
         for name in ("input_lens", "start_times", "ttfts"):
             _check_number(data[name][index], f"{path}: {name}[{index}]")
+        if data["input_lens"][index] % 1:
+            raise ScenarioError(f"{path}: input_lens[{index}] is {data['input_lens'][index]}; it must be whole tokens")
         if not isinstance(itls, list):
             raise ScenarioError(
                 f"{path}: itls[{index}] is {itls!r}; it must be the list of the request's inter-token latencies, which "

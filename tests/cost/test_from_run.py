@@ -135,6 +135,7 @@ def test_a_benchmark_without_details_says_how_to_get_them(tmp_path: Path) -> Non
         ("ttfts", None, "ttfts[1] is None; it must be a number"),
         ("ttfts", [0.05], "ttfts[1] is [0.05]; it must be a number"),
         ("input_lens", None, "input_lens[1] is None; it must be a number"),
+        ("input_lens", 12.5, "input_lens[1] is 12.5; it must be whole tokens"),
         ("input_lens", 10**18, "input_lens[1] is 1000000000000000000; it must be a number from 0 to 1e+12"),
     ],
 )
