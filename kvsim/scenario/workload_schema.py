@@ -283,7 +283,7 @@ class Workload(Block):
     abort: Abort | None = None
     """Clients that give up."""
     requests: tuple[dict[str, Any], ...] | None = None
-    """Requests written out: keys as the columns of a plain CSV, and id, beam_width, abort_s."""
+    """Requests written out: keys as the columns of a plain CSV, and id, beam_width, abort_s, lora, salt."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

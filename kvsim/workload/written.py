@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from kvsim.request import Request, Sampling
+from kvsim.request import Namespace, Request, Sampling
 from kvsim.tokens import Segment, TokenStream
 from kvsim.types import ScenarioError
 from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts
@@ -27,6 +27,8 @@ KEYS = (
     "beam_width",
     "priority",
     "session",
+    "lora",
+    "salt",
     "abort_s",
 )
 
@@ -107,6 +109,7 @@ def _request(index: int, row: Mapping[str, Any], groups: dict[str, int], session
         sampling=_sampling(row, talks),
         priority=_count(row, "priority", -(2**31), 0),
         output=TokenStream.from_segment(last.source, output_len, last.start + last.length) if talks else None,
+        namespace=Namespace(lora=_name(row, "lora"), salt=_name(row, "salt")),
         abort_ns=arrival_ns + parse_seconds("abort_s", row["abort_s"]) if row.get("abort_s") is not None else None,
         seed=mix(seed, index) >> 1,
     )

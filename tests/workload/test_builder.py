@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.request import Request
+from kvsim.request import NO_NAMESPACE, Namespace, Request
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload import build_source, content
 from kvsim.workload.spec import WorkloadSpec
@@ -249,6 +249,14 @@ def test_requests_written_out() -> None:
     assert a.prompt.content(0, 5) != b.prompt.content(0, 5)
 
 
+def test_written_requests_have_an_adapter_and_a_salt() -> None:
+    row = {"prompt_tokens": 8, "output_tokens": 1}
+    plain, adapted, salted = requests(requests=[row, row | {"lora": "sql"}, row | {"lora": "sql", "salt": 7}])
+    assert plain.namespace == NO_NAMESPACE
+    assert adapted.namespace == Namespace(lora="sql")
+    assert salted.namespace == Namespace(lora="sql", salt="7")
+
+
 @pytest.mark.parametrize(
     ("block", "words"),
     [
@@ -269,6 +277,7 @@ def test_requests_written_out() -> None:
         ({"requests": [{"prompt_tokens": 0, "output_tokens": 1}]}, "prompt_tokens"),
         ({"requests": [{"prompt_tokens": 1}]}, "output_tokens"),
         ({"requests": [{"promt_tokens": 1}]}, "did you mean"),
+        ({"requests": [{"prompt_tokens": 1, "output_tokens": 1, "salt": ["x"]}]}, "salt"),
         ({"requests": [{"id": 1, "prompt_tokens": 1, "output_tokens": 1}] * 2}, "twice"),
         ({"arrivals": {"type": "trace"}}, "trace"),
         ({"arrivals": 3}, "arrivals"),
