@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.cli import main
+from kvsim.scenario.resolve import scenario_from_text
 
 BASE = """\
 name: chat
@@ -358,6 +359,10 @@ IDLE = [
     ("memory: {gpu_memory_utilization: 0.5, num_gpu_blocks_override: 99}", "memory.gpu_memory_utilization", "(99)"),
     ("memory: {gpu_memory_utilization: 0.5, kv_cache_memory_bytes: 1GB}", "memory.gpu_memory", "(1,000,000,000)"),
     ("memory: {swap_space: 4GiB, num_cpu_blocks_override: 7}", "memory.swap_space", "num_cpu_blocks_override (7)"),
+    ("memory: {swap_space: 4GiB}", "memory.swap_space", "nothing is swapped"),
+    ("memory: {num_cpu_blocks_override: 7}", "num_cpu_blocks_override", "nothing is swapped"),
+    ("{engine: vllm-v1, memory: {swap_space: 4GiB}}", "memory.swap_space", "the vllm-v1 scheduler never swaps"),
+    ("{engine: vllm-v0, allocator: {enable_prefix_caching: true}}", "prefix_caching", "nothing will hit"),
     ("workload: {first: 3}", "workload.first", "there is no trace"),
     ("workload: {rate: 3}", "workload.rate", "there is no trace"),
     ("workload: {num_requests: 3, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "num_requests", "written out"),
@@ -377,6 +382,18 @@ def test_what_does_not_count_is_said(
     assert key in told
     assert reason in told
     assert any(reason in warning for warning in json.loads(Path("o/summary.json").read_text())["warnings"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{engine: vllm-v0, memory: {swap_space: 4GiB}}",
+        "{memory: {swap_space: 4GiB}, scheduler: {preemption: swap_forked}}",
+        "{memory: {swap_space: 0}}",
+    ],
+)
+def test_host_blocks_that_may_be_used_are_no_reason_to_warn(text: str) -> None:
+    assert scenario_from_text(text).warnings == ()
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(

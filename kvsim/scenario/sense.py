@@ -150,6 +150,18 @@ def _memory_is_said_once(scenario: Scenario) -> Iterator[Finding]:
         yield Finding(("memory", "swap_space"), text, False)
 
 
+def _host_blocks_are_used(scenario: Scenario) -> Iterator[Finding]:
+    """Room for swapped blocks, and a scheduler that swaps some."""
+    memory, scheduler = scenario.memory, scenario.scheduler
+    name = "num_cpu_blocks_override" if memory.num_cpu_blocks_override is not None else "swap_space"
+    if not getattr(memory, name) or isinstance(scheduler, Custom):
+        return
+    if getattr(scheduler, "preemption", None) == "recompute":
+        yield Finding(("memory", name), "is not used: scheduler.preemption is recompute, so nothing is swapped", False)
+    elif not hasattr(scheduler, "preemption"):
+        yield Finding(("memory", name), f"is not used: the {scheduler.type} scheduler never swaps", False)
+
+
 def _profile_exists(scenario: Scenario) -> Iterator[Finding]:
     if not isinstance(scenario.cost, KernelCostConfig):
         return
@@ -186,6 +198,9 @@ def _parts_fit_each_other(scenario: Scenario) -> Iterator[Finding]:
         yield Finding(("allocator", "type"), "is paged; static batching reserves, so it needs type: contiguous")
     elif is_contiguous and isinstance(scheduler, NoEvictScheduler | VllmV0Scheduler | VllmV1Scheduler):
         yield Finding(("allocator", "type"), f"is contiguous; scheduler {scheduler.type} needs type: paged")
+    if isinstance(scheduler, VllmV0Scheduler) and getattr(allocator, "enable_prefix_caching", False):
+        text = "is not used: vLLM 0.2.7 has no prefix cache, nothing will hit; use engine paged or vllm-v1"
+        yield Finding(("allocator", "enable_prefix_caching"), text, False)
 
 
 def _window_fits(scenario: Scenario) -> Iterator[Finding]:
@@ -356,6 +371,7 @@ def _ends(length: int | tuple[int, int]) -> tuple[int, int]:
 
 CHECKS: tuple[Check, ...] = (
     _memory_is_said_once,
+    _host_blocks_are_used,
     _profile_exists,
     _model_can_be_priced,
     _parts_fit_each_other,
