@@ -24,6 +24,7 @@ from kvsim.memory.config_fields import (
     shown,
 )
 from kvsim.memory.layers import FULL, LayerGroup, heads_per_layer, layer_groups, refuse_uneven_widths
+from kvsim.memory.model_len import max_model_len
 
 __all__ = ["DTYPE_BYTES", "FULL", "GeometryError", "LayerGroup", "ModelGeometry", "dtype_bytes", "num_gpu_blocks"]
 
@@ -102,10 +103,10 @@ class ModelGeometry:
         if not isinstance(config, Mapping):
             raise GeometryError(f"a model configuration is a mapping, this is {shown(config)}")
         text = text_config(config)
-        num_layers = required(text, "num_hidden_layers", "n_layer", "num_layers", most=MAX_LAYERS)
+        num_layers = required(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers", most=MAX_LAYERS)
         dtype = dtype or _dtype_name(text, config)
         latent_dim = _latent_dim(text)
-        num_heads = optional(text, "num_attention_heads", "n_head")
+        num_heads = optional(text, "num_attention_heads", "n_head", "n_heads")
         heads: list[int] = []
         if latent_dim:
             num_kv_heads, head_dim = 1, latent_dim
@@ -125,7 +126,7 @@ class ModelGeometry:
             latent_dim=latent_dim,
             index_dim=(optional(text, "index_head_dim") or 0) if latent_dim else 0,
             groups=layer_groups(text, num_layers, heads),
-            max_model_len=optional(text, "max_position_embeddings", "n_positions", "max_sequence_length"),
+            max_model_len=max_model_len(text),
             config={"quantization_config": config.get("quantization_config")} | dict(text),
         )
 
@@ -234,11 +235,29 @@ def _latent_dim(config: Config) -> int:
     return required(config, "kv_lora_rank") + required(config, "qk_rope_head_dim")
 
 
+_KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",  # Falcon
+    "n_kv_heads",  # Mistral's params.json
+    "multi_query_group_num",  # ChatGLM
+    "num_attention_groups",  # Step3
+)
+
+
+def _kv_heads_of_attn_config(config: Config) -> int | None:
+    """The KV heads of MPT and DBRX, which describe their attention in a mapping of its own."""
+    attention = section(config, "attn_config") or {}
+    if attention.get("attn_type") == "multiquery_attention":
+        return 1
+    return optional(attention, "kv_n_heads")
+
+
 def _num_kv_heads(config: Config, num_heads: int | None) -> int:
     is_new = flag(config, "new_decoder_architecture", default=False)
     if flag(config, "multi_query", default=False) and not is_new:
         return 1
-    given = optional(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+    given = optional(config, *_KV_HEADS) or _kv_heads_of_attn_config(config)
     if given is not None:
         return given
     if num_heads is None:
@@ -254,7 +273,7 @@ def _head_dim(config: Config, num_heads: int | None) -> int:
         return given
     if num_heads is None:
         raise GeometryError(f"the model configuration lacks head_dim (or num_attention_heads); found {found(config)}")
-    hidden_size = required(config, "hidden_size", "n_embd", "d_model")
+    hidden_size = required(config, "hidden_size", "n_embd", "d_model", "n_embed", "dim")
     if hidden_size % num_heads:
         raise GeometryError(
             f"the model configuration lacks head_dim, and hidden_size {hidden_size} is no multiple of "

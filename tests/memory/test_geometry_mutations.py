@@ -125,6 +125,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hybrid_layer_pattern": [0, 1] * 16,
         "block_configs": [{"attention": {"n_heads_in_group": 4, "no_op": False, "replace_with_linear": False}}] * 32,
     },
+    "stretched": COMMON
+    | {
+        "seq_length": 4096,
+        "model_max_length": 8192,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}},
+    },
+    "mpt": {"torch_dtype": "bfloat16", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32_768}
+    | {"attn_config": {"kv_n_heads": 8, "attn_type": "multihead_attention"}},
     "opt": dict(load_model("opt-13b").config) | {"word_embed_proj_dim": 5120, "do_layer_norm_before": True},
     "gpt-oss": dict(load_model("gpt-oss-20b").config),
 }
