@@ -257,7 +257,9 @@ def capacity(
     return _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override)
 
 
-def command(model: str, gpu: str | None = None, *, base_dir: Path | None = None, **flags: Any) -> CapacityReport:
+def command(
+    model: str, gpu: GpuSpec | str | None = None, *, base_dir: Path | None = None, **flags: Any
+) -> CapacityReport:
     """The verb `kvsim capacity`: as `capacity`, with names or paths as typed; print `render()` or `to_dict()`."""
     geometry = load_model(model, base_dir=base_dir)
     try:

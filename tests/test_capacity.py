@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -350,6 +351,41 @@ def test_on_the_command_line_the_cure_is_an_option(tmp_path, capsys, change, fau
     assert "--kv-cache-memory-bytes 16GiB" in error
     assert "weight_bytes" not in error
     assert main(["capacity", "--model", str(path), "--kv-cache-memory-bytes", "16GiB"]) == 0
+
+
+def test_the_terms_that_an_engine_logged_can_be_given(capsys):
+    terms = ["--gpu", "79.11GiB", "--weight-bytes", "14.99GiB", "--activation-bytes", "1.19GiB"]
+    assert main(["capacity", "--model", "llama-3.1-8b", *terms, "--non-torch-bytes", "0.10GiB"]) == 0
+    told = capsys.readouterr().out
+    # 0.9 x 79.11 - 14.99 - 1.19 - 0.10 = 54.919 GiB, and a block takes 2 MiB.
+    assert "llama-3.1-8b on a GPU of 79.11GiB" in told
+    assert "blocks                            28,118\n" in told
+
+
+def test_a_family_that_cannot_be_counted_needs_two_terms(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FALCON))
+    asked = ["capacity", "--model", str(path), "--gpu", "24GiB", "--weight-bytes", "13.45GiB"]
+    assert main(asked) == 2
+    assert "lacks intermediate_size: give --activation-bytes, such as 1.2GiB" in capsys.readouterr().err
+    assert main([*asked, "--activation-bytes", "0.5GiB", "--json"]) == 0
+    # One KV head of 64 in 32 layers: 8,192 bytes a token.
+    kv_bytes = int(0.9 * 24 * GIB) - int(13.45 * GIB) - GIB // 2 - round(0.14 * GIB)
+    assert json.loads(capsys.readouterr().out)["num_gpu_blocks"] == kv_bytes // (16 * 8192)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpu", "t4"], "unknown GPU 't4'; did you mean l4.* Its memory will do too, such as --gpu 24GiB"),
+        (["--gpu", "24XB"], "--gpu 24XB: the unit 'XB' is none of"),
+        (["--gpu", "0GiB"], "--gpu 0GiB: must be above 0"),
+        (["--gpu", "l4", "--weight-bytes", "many"], "--weight-bytes many: "),
+    ],
+)
+def test_a_size_that_cannot_be_used_is_named(capsys, options, message):
+    assert main(["capacity", "--model", "opt-13b", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_cure_that_is_an_option_stays(tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
@@ -11,12 +11,15 @@ from kvsim.cli import console
 from kvsim.cli.options import Json
 from kvsim.types import ScenarioError
 
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
+
 EXIT_DOES_NOT_FIT = 1
 
 
 def command(
     model: Annotated[str, Option("--model", help="A preset, or the path of a Hugging Face config.json.")],
-    gpu: Annotated[str | None, Option("--gpu", help="A preset, such as a100-80gb.", show_default=False)] = None,
+    gpu: Annotated[str | None, Option(help="A preset, such as a100-80gb, or the GPU's memory, such as 24GiB.")] = None,
     gpu_memory_utilization: Annotated[float, Option(help="Share of the GPU the engine may use.")] = 0.9,
     block_size: Annotated[int, Option(help="Tokens per block.")] = 16,
     max_model_len: Annotated[int | None, Option(help="Prompt and output together; default: the model's.")] = None,
@@ -29,6 +32,13 @@ def command(
         str | None, Option(help="KV cache per GPU, such as 16GiB: no GPU needed then.")
     ] = None,
     num_gpu_blocks_override: Annotated[int | None, Option(help="Blocks, whatever the memory says.")] = None,
+    weight_bytes: Annotated[str | None, Option(help="Weights on each GPU, such as 15GiB; default: counted.")] = None,
+    activation_bytes: Annotated[
+        str | None, Option(help="Peak activations on each GPU, such as 1.2GiB; default: estimated.")
+    ] = None,
+    non_torch_bytes: Annotated[
+        str | None, Option(help="Memory outside PyTorch on each GPU, such as 0.1GiB; default: estimated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """How many KV blocks and tokens a model leaves on a GPU, term by term.
@@ -41,7 +51,7 @@ def command(
     try:
         report = capacity(
             model,
-            gpu,
+            _gpu(gpu),
             gpu_memory_utilization=gpu_memory_utilization,
             block_size=block_size,
             max_model_len=max_model_len,
@@ -50,8 +60,11 @@ def command(
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             tensor_parallel_size=tensor_parallel_size,
-            kv_cache_memory_bytes=_bytes(kv_cache_memory_bytes),
+            kv_cache_memory_bytes=_bytes("--kv-cache-memory-bytes", kv_cache_memory_bytes),
             num_gpu_blocks_override=num_gpu_blocks_override,
+            weight_bytes=_bytes("--weight-bytes", weight_bytes),
+            activation_bytes=_bytes("--activation-bytes", activation_bytes),
+            non_torch_bytes=_bytes("--non-torch-bytes", non_torch_bytes),
         )
     except GeometryError as error:
         raise ScenarioError(_with_an_option(str(error))) from None
@@ -60,25 +73,45 @@ def command(
         raise Exit(EXIT_DOES_NOT_FIT)
 
 
+def _gpu(name: str | None) -> GpuSpec | None:
+    """A GPU of the catalog, or one of which the memory alone is given."""
+    from kvsim.catalog import GpuSpec, load_gpu
+
+    if name is None:
+        return None
+    if name[:1].isdecimal():
+        return GpuSpec(f"a GPU of {name}", _size("--gpu", name), 0.0, 0.0, 0, 0.0)
+    try:
+        return load_gpu(name)
+    except ScenarioError as error:
+        raise ScenarioError(f"{error} Its memory will do too, such as --gpu 24GiB.") from None
+
+
 def _with_an_option(message: str) -> str:
-    """The message with a cure that the command line has: single terms can be given in Python only."""
+    """The message with the name of the cure on the command line."""
     fault, _, cure = message.partition(": give ")
     if cure == "dtype":
         return f"{fault}: give --dtype, such as bfloat16 (where the cache's size is given, --kv-cache-dtype will do)"
-    if not cure.startswith(("weight_bytes", "activation_bytes")):
-        return message
-    return f"{fault}: say how much memory the KV cache has on each GPU, such as --kv-cache-memory-bytes 16GiB"
+    for name, example in (("weight_bytes", "15GiB"), ("activation_bytes", "1.2GiB")):
+        if cure.startswith(name):
+            return (
+                f"{fault}: give --{name.replace('_', '-')}, such as {example}, or say how much memory the KV cache has "
+                f"on each GPU, such as --kv-cache-memory-bytes 16GiB"
+            )
+    return message
 
 
-def _bytes(text: str | None) -> int | None:
+def _bytes(option: str, text: str | None) -> int | None:
+    return None if text is None else _size(option, text)
+
+
+def _size(option: str, text: str) -> int:
     from kvsim.scenario.units import parse_bytes
 
-    if text is None:
-        return None
     try:
         size = parse_bytes(text)
     except ValueError as error:
-        raise ScenarioError(f"--kv-cache-memory-bytes {text}: {error}") from None
+        raise ScenarioError(f"{option} {text}: {error}") from None
     if size <= 0:
-        raise ScenarioError(f"--kv-cache-memory-bytes {text}: must be above 0, such as 16GiB")
+        raise ScenarioError(f"{option} {text}: must be above 0, such as 16GiB")
     return size
