@@ -20,7 +20,7 @@ from typing import Any
 from kvsim.catalog import GIB, MIB, GpuSpec, load_gpu, load_model
 from kvsim.memory.config_fields import optional, shown, widths
 from kvsim.memory.geometry import FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
-from kvsim.memory.layers import unexplained_state
+from kvsim.memory.layers import CHUNKED, unexplained_state
 from kvsim.memory.weights import weight_bytes as count_weight_bytes
 from kvsim.types import ScenarioError
 
@@ -80,6 +80,8 @@ class CapacityReport:
     num_gpu_blocks: int
     num_blocks_per_request: int
     """Blocks one request of `max_model_len` tokens holds at most."""
+    max_concurrency: float
+    """Requests of `max_model_len` tokens that fit at once."""
     problem: str | None
     notes: tuple[str, ...]
 
@@ -87,11 +89,6 @@ class CapacityReport:
     def num_tokens(self) -> int:
         """Tokens the KV cache holds."""
         return self.num_gpu_blocks * self.block_size
-
-    @property
-    def max_concurrency(self) -> float:
-        """Requests of `max_model_len` tokens that fit at once."""
-        return self.num_gpu_blocks / self.num_blocks_per_request
 
     @property
     def fits(self) -> bool:
@@ -321,7 +318,7 @@ def window_gain(
     pages = _Pages.of(geometry, flags)
     full_block_bytes = block_size * geometry.bytes_per_token(kv_cache_dtype, tensor_parallel_size)
     full_bytes = ceil(max_model_len / block_size) * full_block_bytes
-    return full_bytes / (pages.num_per_request * pages.block_bytes)
+    return full_bytes / (pages.share_per_request * pages.block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,15 +354,26 @@ class _Pages:
 
     block_bytes: int
     """Bytes that `block_size` tokens take in all groups."""
-    num_per_request: int
-    """Blocks (of all groups together, rounded up) that one request of `max_model_len` holds at most."""
+    num_groups: int
+    num_pages: int
+    """Pages, each a block of one group, that one request of `max_model_len` holds at most."""
+
+    @property
+    def share_per_request(self) -> float:
+        """The same in blocks of all groups together."""
+        return self.num_pages / self.num_groups
+
+    @property
+    def num_per_request(self) -> int:
+        """The same, rounded up."""
+        return -(-self.num_pages // self.num_groups)
 
     @classmethod
     def of(cls, geometry: ModelGeometry, flags: _Flags) -> _Pages:
         layer_bytes = geometry.layer_bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
         if not geometry.is_hybrid:
             bytes_per_token = geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
-            return cls(bytes_per_token * flags.block_size, _pages_per_request(geometry.groups[0], flags))
+            return cls(bytes_per_token * flags.block_size, 1, _pages_per_request(geometry.groups[0], flags))
         layers_per_group = _layers_per_group(geometry.groups)
         num_groups, num_pages = 0, 0
         for group in geometry.groups:
@@ -373,7 +381,7 @@ class _Pages:
             num_groups += num_alike
             num_pages += num_alike * _pages_per_request(group, flags)
         block_bytes = num_groups * layers_per_group * layer_bytes * flags.block_size
-        return cls(block_bytes, ceil(num_pages / num_groups))
+        return cls(block_bytes, num_groups, num_pages)
 
 
 def _layers_per_group(groups: tuple[LayerGroup, ...]) -> int:
@@ -382,9 +390,11 @@ def _layers_per_group(groups: tuple[LayerGroup, ...]) -> int:
 
 
 def _pages_per_request(group: LayerGroup, flags: _Flags) -> int:
-    """Blocks of one layer: all tokens, or the window and one step's tokens (which may begin inside a block)."""
+    """Blocks of one layer: all tokens, or those it looks back at and one step's; a window may begin inside a block."""
     if group.kind == FULL or group.window is None:
         return ceil(flags.max_model_len / flags.block_size)
+    if group.kind == CHUNKED:
+        return ceil(min(group.window + flags.max_num_batched_tokens, flags.max_model_len) / flags.block_size)
     num_tokens = min(group.window - 1 + flags.max_num_batched_tokens, flags.max_model_len)
     return ceil(num_tokens / flags.block_size) + 1
 
@@ -530,6 +540,7 @@ def _report(
         kv_bytes=terms.kv,
         num_gpu_blocks=num_blocks,
         num_blocks_per_request=pages.num_per_request,
+        max_concurrency=num_blocks / pages.share_per_request,
         problem=_problem(geometry, flags, pages, terms, num_gpu_blocks_override),
         notes=_notes(geometry, flags, pages, num_blocks, num_that_fit),
     )
@@ -681,7 +692,10 @@ def _notes(
             + (f" (last {group.window:,} tokens)" if group.window else "")
             for group in geometry.groups
         )
-        notes.append(f"layers: {kinds}; windowed ones hold no more than their window and one step of tokens")
+        notes.append(
+            f"layers: {kinds}; windowed ones hold no more than their window and one step of tokens. A block here is of "
+            f"all {pages.num_groups} groups of layers; vLLM counts one per group, {pages.num_groups} times as many"
+        )
         used_bytes = flags.block_size * geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
         if pages.block_bytes > used_bytes:
             notes.append(

@@ -151,6 +151,15 @@ def test_windowed_layers_raise_the_concurrency_not_the_tokens():
     assert capacity(windowed, **flags).num_blocks_per_request == (2048 + 137 + 1) // 2
 
 
+def test_the_concurrency_of_layer_groups_is_not_rounded_by_request():
+    """Of 12 full layers a request holds 256 blocks, of 12 windowed ones 137: 393 of 10,922 pages, 27.79 requests."""
+    flags = {"kv_cache_memory_bytes": 4 * GIB, "max_model_len": 4096, "max_num_batched_tokens": 2048}
+    report = capacity("gpt-oss-20b", **flags)
+    assert (report.num_gpu_blocks, report.num_blocks_per_request) == (5461, 197)
+    assert report.start_up_lines[1] == "Maximum concurrency for 4,096 tokens per request: 27.79x"
+    assert "all 2 groups of layers; vLLM counts one per group, 2 times as many" in report.notes[0]
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "flags", "message"),
     [

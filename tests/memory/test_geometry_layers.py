@@ -167,11 +167,11 @@ def test_gemma_3_as_published_is_that_of_the_catalog():
 def test_llama_4_says_its_chunks_in_several_ways(said):
     geometry = ModelGeometry.from_config({**LLAMA_4, **said})
     assert geometry.groups == (LayerGroup(CHUNKED, 36, 8192), LayerGroup(FULL, 12))
-    # Of 4 groups of 12 layers, one keeps 2^20 tokens (65,536 blocks), three the last 8,191 + 8,192 (1,024 + 1).
+    # Of 4 groups of 12 layers, one keeps 2^20 tokens (65,536 blocks), three a chunk and a step (1,024).
     report = capacity(
         geometry, kv_cache_memory_bytes=1 << 40, max_model_len=1 << 20, max_num_batched_tokens=8192, block_size=16
     )
-    assert report.num_blocks_per_request == -(-(65_536 + 3 * 1025) // 4)
+    assert report.num_blocks_per_request == -(-(65_536 + 3 * 1024) // 4)
 
 
 def test_a_recurrent_model_has_the_window_of_its_local_attention():
