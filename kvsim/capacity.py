@@ -19,7 +19,7 @@ from typing import Any
 
 from kvsim.catalog import GIB, MIB, GpuSpec, load_gpu, load_model
 from kvsim.memory.config_fields import optional, shown, widths
-from kvsim.memory.geometry import FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
+from kvsim.memory.geometry import DS_MLA, FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
 from kvsim.memory.layers import CHUNKED, unexplained_state
 from kvsim.memory.weights import weight_bytes as count_weight_bytes
 from kvsim.types import ScenarioError
@@ -720,7 +720,8 @@ def _notes(
         index_bytes = geometry.num_kv_layers * geometry.index_bytes_per_token
         notes.append(
             f"{index_bytes:,} of the bytes of one token are keys of the indexer of sparse attention: "
-            f"{geometry.index_dim} 8-bit elements and their scales per layer, whatever the dtype of the cache"
+            f"{geometry.index_dim} 8-bit elements and their scales per layer, whatever the dtype of the cache. vLLM "
+            f"stores the latent of such a model as {DS_MLA}, unless told bfloat16"
         )
     if geometry.latent_dim:
         notes.append("the latent is kept by every rank: tensor parallelism does not make it smaller")

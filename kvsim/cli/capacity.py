@@ -26,7 +26,9 @@ def command(
     max_num_seqs: Annotated[int | None, Option(help="Sequences that run at once; default: vLLM's.")] = None,
     max_num_batched_tokens: Annotated[int | None, Option(help="Tokens per step; default: vLLM's.")] = None,
     dtype: Annotated[str, Option(help="Of the weights; auto: the model's.")] = "auto",
-    kv_cache_dtype: Annotated[str, Option(help="Of the KV cache; auto: that of the weights.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, Option(help="Of the KV cache, such as fp8 or q8_0; auto: that of the weights.")
+    ] = "auto",
     tensor_parallel_size: Annotated[int, Option(help="GPUs that share every layer.")] = 1,
     kv_cache_memory_bytes: Annotated[
         str | None, Option(help="KV cache per GPU, such as 16GiB: no GPU needed then.")

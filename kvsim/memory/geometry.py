@@ -47,6 +47,27 @@ DTYPE_BYTES: dict[str, int] = {
 }
 """Element sizes by the names that configurations and vLLM's `--kv-cache-dtype` use."""
 
+PACKED_BYTES: dict[str, tuple[int, int]] = {
+    "int4": (2, 1),
+    "nvfp4": (16, 9),
+    "q8_0": (32, 34),
+    "q5_1": (32, 24),
+    "q5_0": (32, 22),
+    "q4_1": (32, 20),
+    "q4_0": (32, 18),
+    "iq4_nl": (32, 18),
+}
+"""Formats of a KV cache that pack elements: so many take so many bytes.
+
+Scales are included in NVFP4 and in llama.cpp's (q8_0, ...); those of int4, as of the other integers, are not.
+"""
+
+DS_MLA, DS_MLA_LATENT = "fp8_ds_mla", 512 + 64
+"""vLLM's own format for the latent of DeepSeek V3 and V3.2, and the elements of that latent."""
+
+DS_MLA_BYTES = 512 + 4 * 4 + 64 * 2
+"""A latent in 8 bits with a 32-bit scale for every 128 elements, and the rotary part in 16 bits."""
+
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element. Raises GeometryError for an unknown name."""
@@ -54,6 +75,17 @@ def dtype_bytes(dtype: str) -> int:
     if name not in DTYPE_BYTES:
         raise GeometryError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[name]
+
+
+def cache_bytes(dtype: str, num_elements: int) -> int:
+    """Bytes that elements take in a KV cache, rounded up. Raises GeometryError for an unknown name."""
+    name = dtype.removeprefix("torch.").lower()
+    if name in PACKED_BYTES:
+        num_packed, num_bytes = PACKED_BYTES[name]
+        return -(-num_elements * num_bytes // num_packed)
+    if name not in DTYPE_BYTES:
+        raise GeometryError(f"unknown dtype {dtype!r}; known are {', '.join((*DTYPE_BYTES, *PACKED_BYTES, DS_MLA))}")
+    return num_elements * dtype_bytes(name)
 
 
 @dataclass(frozen=True)
@@ -162,10 +194,14 @@ class ModelGeometry:
         self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1, num_kv_heads: int | None = None
     ) -> int:
         """Bytes one layer keeps of one token, on one rank: a layer of the model's KV heads, or of `num_kv_heads`."""
-        element_bytes = dtype_bytes(self.element_dtype(kv_cache_dtype))
+        dtype = self.element_dtype(kv_cache_dtype)
+        num_heads = self.kv_heads_per_rank(tensor_parallel_size, num_kv_heads)
+        if dtype == DS_MLA:
+            if self.latent_dim != DS_MLA_LATENT:
+                raise GeometryError(f"{DS_MLA} stores latents of 512 + 64 elements, which this model does not have")
+            return DS_MLA_BYTES + self.index_bytes_per_token
         num_vectors = 1 if self.latent_dim else 2
-        num_elements = num_vectors * self.kv_heads_per_rank(tensor_parallel_size, num_kv_heads) * self.head_dim
-        return num_elements * element_bytes + self.index_bytes_per_token
+        return num_vectors * cache_bytes(dtype, num_heads * self.head_dim) + self.index_bytes_per_token
 
     @property
     def index_bytes_per_token(self) -> int:

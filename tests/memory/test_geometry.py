@@ -80,6 +80,35 @@ def test_fp8_halves_the_bytes():
     assert dtype_bytes("torch.bfloat16") == 2
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mib"),
+    # Llama-3-8B with 8,192 tokens: 2^29 elements; llama.cpp says 1024, 544 and 288 MiB.
+    [("float16", 1024), ("q8_0", 544), ("q5_0", 352), ("q4_0", 288), ("nvfp4", 288), ("int4", 256)],
+)
+def test_packed_elements_of_a_cache(dtype, mib):
+    assert load_model("llama-3-8b").bytes_per_token(dtype) * 8192 == mib * MIB
+
+
+def test_odd_rows_of_packed_elements_are_rounded_up():
+    geometry = ModelGeometry.from_config({**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 33})
+    assert geometry.bytes_per_token("int4") == 2 * 17
+
+
+def test_vllms_own_format_of_a_latent():
+    """512 elements of 8 bits with four 32-bit scales, and 64 of 16 bits: 656 bytes a layer, and 132 of the indexer."""
+    geometry = load_model("deepseek-v3")
+    assert geometry.bytes_per_token("fp8_ds_mla", 8) == 61 * 656
+    sparse = ModelGeometry.from_config({**geometry.config, "index_head_dim": 128})
+    assert sparse.bytes_per_token("fp8_ds_mla") == 61 * (656 + 132)
+    with pytest.raises(GeometryError, match=r"fp8_ds_mla stores latents of 512 \+ 64 elements"):
+        load_model("llama-3-8b").bytes_per_token("fp8_ds_mla")
+
+
+def test_an_unknown_format_of_a_cache_gets_the_list():
+    with pytest.raises(GeometryError, match=r"unknown dtype 'fp9'; known are .*int8.*int4, nvfp4, q8_0.*fp8_ds_mla"):
+        load_model("llama-3-8b").bytes_per_token("fp9")
+
+
 def test_missing_kv_heads_and_head_dim_follow_from_the_attention_heads():
     geometry = ModelGeometry.from_config(LLAMA)
     assert (geometry.num_key_value_heads, geometry.head_dim) == (32, 128)
