@@ -231,6 +231,46 @@ def _gemma3(f: _Fields) -> ParamCount:
     return _dense(f, per_layer_other=4 * f.hidden + 2 * f.head_dim, tied_by_default=True)
 
 
+def _internlm2(f: _Fields) -> ParamCount:
+    biases = _qkv_width(f) + f.hidden if f.flag("bias", True) else 0
+    return _dense(f, per_layer_other=2 * f.hidden + biases)
+
+
+def _glm4(f: _Fields) -> ParamCount:
+    biases = _qkv_width(f) if f.flag("attention_bias", False) else 0
+    return _dense(f, per_layer_other=4 * f.hidden + biases)
+
+
+def _cohere(f: _Fields) -> ParamCount:
+    """Attention and MLP beside each other, behind one norm."""
+    qk_norms = f.head_dim * (f.num_heads + f.num_kv_heads) if f.flag("use_qk_norm", False) else 0
+    biases = _qkv_width(f) + f.hidden if f.flag("attention_bias", False) else 0
+    return _dense(f, per_layer_other=f.hidden + qk_norms + biases, tied_by_default=True)
+
+
+def _plain_mlp(f: _Fields, *, num_norms: int, tied_by_default: bool, head_bias: int = 0) -> ParamCount:
+    """Layer norms with biases, and an MLP of two matrices, with biases everywhere."""
+    width = f.get("intermediate_size", 4 * f.hidden, least=1)
+    biases = _qkv_width(f) + f.hidden + width + f.hidden
+    return ParamCount(
+        embedding=_embedding(f, tied_by_default),
+        linear=f.num_layers * (_attention(f) + 2 * f.hidden * width),
+        other=f.num_layers * (biases + num_norms * 2 * f.hidden) + 2 * f.hidden + head_bias,
+    )
+
+
+def _gpt_neox(f: _Fields) -> ParamCount:
+    return _plain_mlp(f, num_norms=2, tied_by_default=False)
+
+
+def _starcoder2(f: _Fields) -> ParamCount:
+    return _plain_mlp(f, num_norms=2, tied_by_default=True)
+
+
+def _phi(f: _Fields) -> ParamCount:
+    return _plain_mlp(f, num_norms=1, tied_by_default=False, head_bias=f.vocab)
+
+
 def _mixtral(f: _Fields) -> ParamCount:
     num_experts = f["num_local_experts"]
     return ParamCount(
@@ -241,11 +281,53 @@ def _mixtral(f: _Fields) -> ParamCount:
     )
 
 
-def _qwen3_moe(f: _Fields) -> ParamCount:
-    num_experts, every = f["num_experts"], f.get("decoder_sparse_step", 1, least=1)
+def _phimoe(f: _Fields) -> ParamCount:
+    """As Mixtral, with biases in attention, norms and head."""
+    plain = _mixtral(f)
+    biases = _qkv_width(f) + f.hidden if f.flag("attention_bias", False) else 0
+    head_bias = f.vocab if f.flag("lm_head_bias", False) else 0
+    return plain._replace(other=plain.other + f.num_layers * (biases + 2 * f.hidden) + f.hidden + head_bias)
+
+
+def _num_sparse(f: _Fields) -> int:
+    """Layers with experts: every `decoder_sparse_step`-th, save for those that are listed as dense."""
+    every = f.get("decoder_sparse_step", 1, least=1)
     listed = listing(f.config, "mlp_only_layers", cure=CURE) or []
     dense_layers = {whole(f"mlp_only_layers[{i}]", layer, least=0, cure=CURE) for i, layer in enumerate(listed)}
-    num_sparse = sum(layer not in dense_layers and (layer + 1) % every == 0 for layer in range(f.num_layers))
+    return sum(layer not in dense_layers and (layer + 1) % every == 0 for layer in range(f.num_layers))
+
+
+def _qwen2_moe(f: _Fields) -> ParamCount:
+    """Routed experts, and a shared one behind a gate of its own."""
+    num_experts, num_sparse = f["num_experts"], _num_sparse(f)
+    num_dense = f.num_layers - num_sparse
+    dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
+    shared = num_sparse * _gated_mlp(f, f["shared_expert_intermediate_size"])
+    routers = num_sparse * (num_experts + 1) * f.hidden
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * _attention(f) + dense + shared,
+        expert=num_sparse * num_experts * _gated_mlp(f, f["moe_intermediate_size"]),
+        other=f.num_layers * (2 * f.hidden + _qkv_width(f)) + routers + f.hidden,
+    )
+
+
+def _llama4(f: _Fields) -> ParamCount:
+    """Every `interleave_moe_layer_step`-th layer has routed experts and a shared one."""
+    num_experts, width = f["num_local_experts"], f["intermediate_size"]
+    num_sparse = f.num_layers // f.get("interleave_moe_layer_step", 1, least=1)
+    num_dense = f.num_layers - num_sparse
+    dense = num_dense * _gated_mlp(f, f["intermediate_size_mlp"]) if num_dense else 0
+    return ParamCount(
+        embedding=_embedding(f, False),
+        linear=f.num_layers * _attention(f) + dense + num_sparse * _gated_mlp(f, width),
+        expert=num_sparse * num_experts * _gated_mlp(f, width),
+        other=f.num_layers * 2 * f.hidden + num_sparse * num_experts * f.hidden + f.hidden,
+    )
+
+
+def _qwen3_moe(f: _Fields) -> ParamCount:
+    num_experts, num_sparse = f["num_experts"], _num_sparse(f)
     num_dense = f.num_layers - num_sparse
     dense = num_dense * _gated_mlp(f, f["intermediate_size"]) if num_dense else 0
     return ParamCount(
@@ -315,20 +397,33 @@ def _latent_attention(f: _Fields) -> tuple[int, int, int]:
 
 
 FAMILIES: dict[str, Callable[[_Fields], ParamCount]] = {
+    "baichuan": _llama,
+    "cohere": _cohere,
+    "cohere2": _cohere,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3_text": _gemma3,
+    "glm4": _glm4,
+    "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
+    "granite": _llama,
+    "internlm2": _internlm2,
+    "kimi_k2": _deepseek,
     "llama": _llama,
+    "llama4_text": _llama4,
     "mistral": _llama,
     "mixtral": _mixtral,
     "opt": _opt,
+    "phi": _phi,
     "phi3": _llama,
+    "phimoe": _phimoe,
     "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "starcoder2": _starcoder2,
 }
 """Parameter counts by `model_type`."""

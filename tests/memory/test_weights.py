@@ -31,6 +31,76 @@ def test_a_model_of_fewer_layers_than_are_dense_has_no_experts():
     assert weight_bytes(changed(two, quantization_config=None)) / (1 << 30) == pytest.approx(5.63, abs=0.005)
 
 
+def shape(model_type, layers, hidden, heads, kv_heads, intermediate, vocab, **more):
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        "torch_dtype": "bfloat16",
+    } | more
+
+
+PUBLISHED = {
+    "Command-R": (shape("cohere", 40, 8192, 64, 64, 22_528, 256_000), 34_980_831_232),
+    "Command-R+": (shape("cohere", 64, 12_288, 96, 8, 33_792, 256_000, use_qk_norm=True), 103_810_674_688),
+    "Command-R7B": (shape("cohere2", 32, 4096, 32, 8, 14_336, 256_000), 8_028_033_024),
+    "GLM-4-9B-0414": (shape("glm4", 40, 4096, 32, 2, 13_696, 151_552, attention_bias=True), 9_400_279_040),
+    "StarCoder2-3B": (shape("starcoder2", 30, 3072, 24, 2, 12_288, 49_152), 3_030_371_328),
+    "StarCoder2-15B": (
+        shape("starcoder2", 40, 6144, 48, 4, 24_576, 49_152, tie_word_embeddings=False),
+        15_957_889_024,
+    ),
+    "GPT-NeoX-20B": (shape("gpt_neox", 44, 6144, 64, 64, 24_576, 50_432), 20_554_567_680),
+    "Phi-2": (shape("phi", 32, 2560, 32, 32, 10_240, 51_200), 2_779_683_840),
+    "Phi-3.5-MoE": (
+        shape("phimoe", 32, 4096, 32, 8, 6400, 32_064, num_local_experts=16, attention_bias=True, lm_head_bias=True),
+        41_873_153_344,
+    ),
+    "Baichuan2-7B": (shape("baichuan", 32, 4096, 32, 32, 11_008, 125_696), 7_505_973_248),
+    "Baichuan-13B": (shape("baichuan", 40, 5120, 40, 40, 13_696, 64_000), 13_264_901_120),
+    "InternLM2-20B": (shape("internlm2", 48, 6144, 48, 8, 16_384, 92_544, bias=False), 19_861_149_696),
+    "Granite-3.1-8B": (
+        shape("granite", 40, 4096, 32, 8, 12_800, 49_155, tie_word_embeddings=True),
+        8_170_848_256,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        shape("qwen2_moe", 24, 2048, 16, 16, 5632, 151_936, num_experts=60, moe_intermediate_size=1408)
+        | {"shared_expert_intermediate_size": 5632},
+        14_315_784_192,
+    ),
+    "Llama-4-Scout, text": (
+        shape("llama4_text", 48, 5120, 40, 8, 8192, 202_048, head_dim=128, num_local_experts=16)
+        | {"interleave_moe_layer_step": 1},
+        107_769_861_120,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_as_published(name):
+    config, num_params = PUBLISHED[name]
+    assert count_params(ModelGeometry.from_config(config)).total == num_params
+
+
+def test_a_biased_internlm2_has_biases_of_attention():
+    config, num_params = PUBLISHED["InternLM2-20B"]
+    biased = ModelGeometry.from_config({**config, "bias": None})
+    assert count_params(biased).total == num_params + 48 * (128 * (48 + 2 * 8) + 6144)
+
+
+def test_every_other_layer_of_llama_4_maverick_is_dense():
+    config = PUBLISHED["Llama-4-Scout, text"][0]
+    more = {"num_local_experts": 128, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 16_384}
+    count = count_params(ModelGeometry.from_config(config | more))
+    assert count.expert == 24 * 128 * 3 * 5120 * 8192
+    attention = 2 * 5120 * 128 * (40 + 8)
+    assert count.linear == 48 * attention + 24 * 3 * 5120 * 16_384 + 24 * 3 * 5120 * 8192
+
+
 @pytest.mark.parametrize(
     ("model", "change", "message"),
     [
