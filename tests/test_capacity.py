@@ -324,7 +324,7 @@ def test_engines_without_a_token_budget_warn_of_windows_without_a_figure(engine)
     [
         ("llama-3.1-8b", {}),
         ("mistral-7b-v0.1", {"max_model_len": 4096}),
-        ("mistral-7b-v0.1", {"allocator": {"sliding_window": 4096, "enable_prefix_caching": False}}),
+        ("mistral-7b-v0.1", {"engine": "paged", "allocator": {"sliding_window": 4096}}),
     ],
 )
 def test_a_run_whose_windows_are_used_or_never_reached_says_nothing(model, changes):
@@ -371,6 +371,14 @@ def test_the_terms_that_an_engine_logged_can_be_given(capsys):
     assert "blocks                            28,118\n" in told
 
 
+def test_terms_that_an_engine_does_not_subtract_are_zero(capsys):
+    """SGLang's sum: a share of the memory less the weights, 0.88 x 79.11 - 15 = 54.6168 GiB, 128 KiB a token."""
+    options = ["--gpu", "79.11GiB", "--gpu-memory-utilization", "0.88", "--block-size", "1", "--weight-bytes", "15GiB"]
+    terms = ["--activation-bytes", "0", "--non-torch-bytes", "0"]
+    assert main(["capacity", "--model", "llama-3.1-8b", *options, *terms, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == int((0.88 * 79.11 - 15) * 8192)
+
+
 def test_a_family_that_cannot_be_counted_needs_two_terms(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(FALCON))
@@ -390,6 +398,7 @@ def test_a_family_that_cannot_be_counted_needs_two_terms(tmp_path, capsys):
         (["--gpu", "24XB"], "--gpu 24XB: the unit 'XB' is none of"),
         (["--gpu", "0GiB"], "--gpu 0GiB: must be above 0"),
         (["--gpu", "l4", "--weight-bytes", "many"], "--weight-bytes many: "),
+        (["--gpu", "l4", "--weight-bytes", "-1GiB"], "--weight-bytes -1GiB: must be at least 0"),
     ],
 )
 def test_a_size_that_cannot_be_used_is_named(capsys, options, message):

@@ -64,9 +64,9 @@ def command(
             tensor_parallel_size=tensor_parallel_size,
             kv_cache_memory_bytes=_bytes("--kv-cache-memory-bytes", kv_cache_memory_bytes),
             num_gpu_blocks_override=num_gpu_blocks_override,
-            weight_bytes=_bytes("--weight-bytes", weight_bytes),
-            activation_bytes=_bytes("--activation-bytes", activation_bytes),
-            non_torch_bytes=_bytes("--non-torch-bytes", non_torch_bytes),
+            weight_bytes=_bytes("--weight-bytes", weight_bytes, least=0),
+            activation_bytes=_bytes("--activation-bytes", activation_bytes, least=0),
+            non_torch_bytes=_bytes("--non-torch-bytes", non_torch_bytes, least=0),
         )
     except GeometryError as error:
         raise ScenarioError(_with_an_option(str(error))) from None
@@ -103,17 +103,17 @@ def _with_an_option(message: str) -> str:
     return message
 
 
-def _bytes(option: str, text: str | None) -> int | None:
-    return None if text is None else _size(option, text)
+def _bytes(option: str, text: str | None, *, least: int = 1) -> int | None:
+    return None if text is None else _size(option, text, least=least)
 
 
-def _size(option: str, text: str) -> int:
+def _size(option: str, text: str, *, least: int = 1) -> int:
     from kvsim.scenario.units import parse_bytes
 
     try:
         size = parse_bytes(text)
     except ValueError as error:
         raise ScenarioError(f"{option} {text}: {error}") from None
-    if size <= 0:
-        raise ScenarioError(f"{option} {text}: must be above 0, such as 16GiB")
+    if size < least:
+        raise ScenarioError(f"{option} {text}: must be {'above' if least else 'at least'} 0, such as 16GiB")
     return size
