@@ -363,6 +363,11 @@ IDLE = [
     ("memory: {num_cpu_blocks_override: 7}", "num_cpu_blocks_override", "nothing is swapped"),
     ("{engine: vllm-v1, memory: {swap_space: 4GiB}}", "memory.swap_space", "the vllm-v1 scheduler never swaps"),
     ("{engine: vllm-v0, allocator: {enable_prefix_caching: true}}", "prefix_caching", "nothing will hit"),
+    (
+        "{engine: vllm-v1, allocator: {sliding_window: 32, enable_prefix_caching: false}}",
+        "allocator.sliding_window",
+        "ring of 2 blocks",
+    ),
     ("workload: {first: 3}", "workload.first", "there is no trace"),
     ("workload: {rate: 3}", "workload.rate", "there is no trace"),
     ("workload: {num_requests: 3, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "num_requests", "written out"),

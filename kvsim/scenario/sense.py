@@ -212,6 +212,13 @@ def _window_fits(scenario: Scenario) -> Iterator[Finding]:
         yield Finding(key, f"is {allocator.sliding_window}; must be a multiple of block_size ({allocator.block_size})")
     if allocator.enable_prefix_caching:
         yield Finding(key, "and enable_prefix_caching exclude each other: a window overwrites its blocks")
+    elif isinstance(scenario.scheduler, VllmV1Scheduler):
+        num_blocks = -(-allocator.sliding_window // allocator.block_size)
+        text = (
+            f"is a ring of {num_blocks} blocks for each sequence, as in vLLM 0.2.7: today's vLLM frees whole blocks "
+            f"behind the window, so it holds one block more, and a prompt's chunk besides"
+        )
+        yield Finding(key, text, False)
 
 
 def _budget_fits(scenario: Scenario) -> Iterator[Finding]:
