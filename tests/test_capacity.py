@@ -394,7 +394,7 @@ def test_a_family_that_cannot_be_counted_needs_two_terms(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpu", "t4"], "unknown GPU 't4'; did you mean l4.* Its memory will do too, such as --gpu 24GiB"),
+        (["--gpu", "t5"], "unknown GPU 't5'; did you mean t4.* Its memory will do too, such as --gpu 24GiB"),
         (["--gpu", "24XB"], "--gpu 24XB: the unit 'XB' is none of"),
         (["--gpu", "0GiB"], "--gpu 0GiB: must be above 0"),
         (["--gpu", "l4", "--weight-bytes", "many"], "--weight-bytes many: "),
