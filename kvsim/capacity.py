@@ -78,6 +78,8 @@ class CapacityReport:
     non_torch_bytes: int | None
     kv_bytes: int
     num_gpu_blocks: int
+    num_cpu_blocks: int
+    """Blocks that `swap_space` holds."""
     num_blocks_per_request: int
     """Blocks one request of `max_model_len` tokens holds at most."""
     max_concurrency: float
@@ -172,6 +174,8 @@ class CapacityReport:
         lines.append(f"{'one token':<30}{self.bytes_per_token:>10,} bytes ({self.kv_cache_dtype})")
         lines.append(f"{f'one block of {self.block_size} tokens':<30}{self.block_bytes:>10,} bytes")
         lines.append(f"{'blocks':<30}{self.num_gpu_blocks:>10,}")
+        if self.num_cpu_blocks:
+            lines.append(f"{'blocks of swap space':<30}{self.num_cpu_blocks:>10,}")
         return lines
 
     def _advice(self) -> list[str]:
@@ -205,6 +209,7 @@ def capacity(
     tensor_parallel_size: int = 1,
     kv_cache_memory_bytes: int | None = None,
     num_gpu_blocks_override: int | None = None,
+    swap_space: int = 0,
     weight_bytes: int | None = None,
     activation_bytes: int | None = None,
     non_torch_bytes: int | None = None,
@@ -215,8 +220,8 @@ def capacity(
     `max_model_len` defaults to the model's; `max_num_seqs` and `max_num_batched_tokens` to vLLM's for a GPU of that
     size. `kv_cache_memory_bytes` replaces the whole memory arithmetic (then no GPU is needed),
     `num_gpu_blocks_override` its result, and `weight_bytes`, `activation_bytes`, `non_torch_bytes`,
-    `total_memory_bytes` single terms (measured ones, or those of a model that cannot be counted). A fit that is
-    impossible is a report with `problem`; values that make no sense raise ScenarioError.
+    `total_memory_bytes` single terms (measured ones, or those of a model that cannot be counted). `swap_space` is host
+    memory. A fit that is impossible is a report with `problem`; values that make no sense raise ScenarioError.
     """
     geometry = _geometry(model, dtype)
     spec = None if gpu is None else gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
@@ -232,7 +237,12 @@ def capacity(
         total_memory_bytes=total_memory_bytes,
         tensor_parallel_size=tensor_parallel_size,
     )
-    _check_terms(weight_bytes=weight_bytes, activation_bytes=activation_bytes, non_torch_bytes=non_torch_bytes)
+    _check_terms(
+        swap_space=swap_space,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        non_torch_bytes=non_torch_bytes,
+    )
     flags = _Flags(
         gpu_memory_utilization=gpu_memory_utilization,
         block_size=block_size,
@@ -251,7 +261,7 @@ def capacity(
         terms = _Terms(None, None, None, None, None, num_gpu_blocks_override * pages.block_bytes)
     else:
         terms = _terms(geometry, flags, total, weight_bytes, activation_bytes, non_torch_bytes)
-    return _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override)
+    return _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override, swap_space)
 
 
 def command(
@@ -517,6 +527,7 @@ def _report(
     pages: _Pages,
     terms: _Terms,
     num_gpu_blocks_override: int | None,
+    swap_space: int,
 ) -> CapacityReport:
     num_that_fit = max(0, terms.kv) // pages.block_bytes
     num_blocks = num_that_fit if num_gpu_blocks_override is None else num_gpu_blocks_override
@@ -539,6 +550,7 @@ def _report(
         non_torch_bytes=terms.non_torch,
         kv_bytes=terms.kv,
         num_gpu_blocks=num_blocks,
+        num_cpu_blocks=swap_space // pages.block_bytes,
         num_blocks_per_request=pages.num_per_request,
         max_concurrency=num_blocks / pages.share_per_request,
         problem=_problem(geometry, flags, pages, terms, num_gpu_blocks_override),

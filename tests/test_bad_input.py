@@ -360,6 +360,12 @@ IDLE = [
     ("memory: {gpu_memory_utilization: 0.5, kv_cache_memory_bytes: 1GB}", "memory.gpu_memory", "(1,000,000,000)"),
     ("memory: {swap_space: 4GiB, num_cpu_blocks_override: 7}", "memory.swap_space", "num_cpu_blocks_override (7)"),
     ("memory: {swap_space: 4GiB}", "memory.swap_space", "nothing is swapped"),
+    (
+        "{scheduler: {preemption: swap}, memory: {swap_space: 4MiB}}",
+        "scheduler.preemption",
+        "swap_space holds no block",
+    ),
+    ("scheduler: {preemption: swap}", "scheduler.preemption", "swap_space is 0"),
     ("memory: {num_cpu_blocks_override: 7}", "num_cpu_blocks_override", "nothing is swapped"),
     ("{engine: vllm-v1, memory: {swap_space: 4GiB}}", "memory.swap_space", "the vllm-v1 scheduler never swaps"),
     ("{engine: vllm-v0, allocator: {enable_prefix_caching: true}}", "prefix_caching", "nothing will hit"),

@@ -371,6 +371,15 @@ def test_the_terms_that_an_engine_logged_can_be_given(capsys):
     assert "blocks                            28,118\n" in told
 
 
+def test_the_swap_space_of_a_gpu_holds_blocks_too(capsys):
+    """vLLM's usual 4 GiB: 512 blocks of 8 MiB for Llama-2-7B, twice as many where two GPUs share the heads."""
+    asked = ["capacity", "--model", "llama-2-7b", "--gpu", "a100-80gb", "--swap-space", "4GiB"]
+    assert main(asked) == 0
+    assert "blocks of swap space                 512\n" in capsys.readouterr().out
+    assert main([*asked, "--tensor-parallel-size", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_cpu_blocks"] == 1024
+
+
 def test_terms_that_an_engine_does_not_subtract_are_zero(capsys):
     """SGLang's sum: a share of the memory less the weights, 0.88 x 79.11 - 15 = 54.6168 GiB, 128 KiB a token."""
     options = ["--gpu", "79.11GiB", "--gpu-memory-utilization", "0.88", "--block-size", "1", "--weight-bytes", "15GiB"]

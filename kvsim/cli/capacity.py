@@ -34,6 +34,7 @@ def command(
         str | None, Option(help="KV cache per GPU, such as 16GiB: no GPU needed then.")
     ] = None,
     num_gpu_blocks_override: Annotated[int | None, Option(help="Blocks, whatever the memory says.")] = None,
+    swap_space: Annotated[str, Option(help="Host memory per GPU for swapped blocks, such as 4GiB.")] = "0",
     weight_bytes: Annotated[str | None, Option(help="Weights on each GPU, such as 15GiB; default: counted.")] = None,
     activation_bytes: Annotated[
         str | None, Option(help="Peak activations on each GPU, such as 1.2GiB; default: estimated.")
@@ -64,6 +65,7 @@ def command(
             tensor_parallel_size=tensor_parallel_size,
             kv_cache_memory_bytes=_bytes("--kv-cache-memory-bytes", kv_cache_memory_bytes),
             num_gpu_blocks_override=num_gpu_blocks_override,
+            swap_space=_size("--swap-space", swap_space, least=0),
             weight_bytes=_bytes("--weight-bytes", weight_bytes, least=0),
             activation_bytes=_bytes("--activation-bytes", activation_bytes, least=0),
             non_torch_bytes=_bytes("--non-torch-bytes", non_torch_bytes, least=0),

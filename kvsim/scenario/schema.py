@@ -114,7 +114,7 @@ class Memory(Block):
     num_gpu_blocks_override: Annotated[Int, Field(ge=1, le=100_000_000)] | None = None
     """Blocks of the KV cache; overrides both."""
     swap_space: Size = 0
-    """Host memory for swapped blocks."""
+    """Host memory for swapped blocks, for each GPU."""
     num_cpu_blocks_override: Annotated[Int, Field(ge=0, le=100_000_000)] | None = None
     """Host blocks; overrides swap_space."""
 

@@ -100,7 +100,9 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
         return
     yield from _lengths_fit(scenario, pool)
     if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0:
-        yield Finding(("scheduler", "preemption"), "is swap, and memory.swap_space is 0: victims are recomputed", False)
+        size = "holds no block" if scenario.memory.swap_space else "is 0"
+        text = f"is swap, and memory.swap_space {size}: victims are recomputed"
+        yield Finding(("scheduler", "preemption"), text, False)
 
 
 def _has_a_dtype(pool: Pool) -> None:
