@@ -56,13 +56,15 @@ USUAL_BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 class CapacityReport:
     """Where the memory of one GPU goes, in bytes, and what the KV part of it can hold.
 
-    Per-token and per-block sizes are those of one tensor-parallel rank. `problem` says why the engine would refuse to
-    start and which number to change; None where it fits. `None` bytes were not needed (the KV size was given).
+    Per-token and per-block sizes are those of one GPU: a tensor-parallel rank of the longest pipeline stage. `problem`
+    says why the engine would refuse to start and which number to change; None where it fits. `None` bytes were not
+    needed (the KV size was given).
     """
 
     model: str
     gpu: str | None
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     block_size: int
     kv_cache_dtype: str
     max_model_len: int
@@ -159,7 +161,8 @@ class CapacityReport:
 
     def _title(self) -> str:
         ranks = f", one of {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
-        return f"{self.model} on {self.gpu or 'a given KV cache'}{ranks}"
+        stages = f", one of {self.pipeline_parallel_size} stages" if self.pipeline_parallel_size > 1 else ""
+        return f"{self.model} on {self.gpu or 'a given KV cache'}{ranks}{stages}"
 
     def _memory_lines(self) -> list[str]:
         rows: list[tuple[str, int | None]] = [
@@ -207,6 +210,7 @@ def capacity(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     kv_cache_memory_bytes: int | None = None,
     num_gpu_blocks_override: int | None = None,
     swap_space: int = 0,
@@ -223,7 +227,7 @@ def capacity(
     `total_memory_bytes` single terms (measured ones, or those of a model that cannot be counted). `swap_space` is host
     memory. A fit that is impossible is a report with `problem`; values that make no sense raise ScenarioError.
     """
-    geometry = _geometry(model, dtype)
+    geometry = _geometry(model, dtype).stage(pipeline_parallel_size)
     spec = None if gpu is None else gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     total = total_memory_bytes if total_memory_bytes is not None else spec.total_memory_bytes if spec else None
     _check(
@@ -253,6 +257,7 @@ def capacity(
         else default_max_num_batched_tokens(spec, total),
         kv_cache_dtype=kv_cache_dtype,
         tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
     pages = _Pages.of(geometry, flags)
     if kv_cache_memory_bytes is not None:
@@ -340,6 +345,7 @@ class _Flags:
     max_num_batched_tokens: int
     kv_cache_dtype: str
     tensor_parallel_size: int
+    pipeline_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +479,8 @@ def _terms(
             geometry, flags.max_num_batched_tokens, flags.max_num_seqs, flags.tensor_parallel_size
         )
     if non_torch is None:
-        non_torch = NON_TORCH_BYTES_PARALLEL if flags.tensor_parallel_size > 1 else NON_TORCH_BYTES
+        is_alone = flags.tensor_parallel_size == flags.pipeline_parallel_size == 1
+        non_torch = NON_TORCH_BYTES if is_alone else NON_TORCH_BYTES_PARALLEL
     budget = int(flags.gpu_memory_utilization * total)
     return _Terms(total, budget, weights, activations, non_torch, budget - weights - activations - non_torch)
 
@@ -535,6 +542,7 @@ def _report(
         model=geometry.name or "model",
         gpu=gpu.name if gpu is not None else None,
         tensor_parallel_size=flags.tensor_parallel_size,
+        pipeline_parallel_size=flags.pipeline_parallel_size,
         block_size=flags.block_size,
         kv_cache_dtype=geometry.element_dtype(flags.kv_cache_dtype),
         max_model_len=flags.max_model_len,

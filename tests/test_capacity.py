@@ -13,6 +13,7 @@ from kvsim.capacity import capacity, command, estimate_activation_bytes, kv_cach
 from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.cli import main
 from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
+from kvsim.memory.weights import count_params
 from kvsim.runs import run
 from kvsim.types import ScenarioError
 
@@ -89,6 +90,37 @@ def test_more_ranks_share_heads_and_weights():
     one, two = (capacity("llama-2-70b", "h200", tensor_parallel_size=size, max_model_len=4096) for size in (1, 2))
     assert one.bytes_per_token == 2 * two.bytes_per_token
     assert two.weight_bytes == pytest.approx(one.weight_bytes / 2, rel=1e-3)
+
+
+def test_stages_share_out_the_layers():
+    """Llama-3.1-405B on 8 x 2 GPUs: 63 layers of one KV head of 128, half of the matrices and one embedding, over 8."""
+    whole = load_model("llama-3.1-405b")
+    report = capacity(whole, "h100-80gb", tensor_parallel_size=8, pipeline_parallel_size=2, max_model_len=32_768)
+    assert report.bytes_per_token == 2 * 63 * 128 * 2
+    count = count_params(whole)
+    assert count.embedding == 2 * 128_256 * 16_384
+    norms = (63 * 2 + 1) * 16_384
+    assert report.weight_bytes == 2 * (count.linear // 2 + count.embedding // 2) // 8 + 2 * norms
+    assert "one of 8 ranks, one of 2 stages" in report.render()
+
+
+def test_uneven_stages_are_as_long_as_the_longest():
+    """80 layers over 3 stages: 27, 27, 26."""
+    report = capacity("llama-3.1-70b", kv_cache_memory_bytes=10 * GIB, pipeline_parallel_size=3)
+    assert report.bytes_per_token == 2 * 27 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "message"),
+    [
+        ("llama-3.1-8b", 33, "pipeline_parallel_size is 33; it must be from 1 to 32, the number of layers"),
+        ("llama-3.1-8b", 0, "pipeline_parallel_size is 0"),
+        ("gpt-oss-20b", 2, "unequally much KV are not split over pipeline stages"),
+    ],
+)
+def test_stages_that_cannot_be_counted(model, stages, message):
+    with pytest.raises(GeometryError, match=message):
+        capacity(model, kv_cache_memory_bytes=GIB, pipeline_parallel_size=stages)
 
 
 def test_what_leaves_nothing_for_kv_says_which_number_to_change():

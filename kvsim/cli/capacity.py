@@ -30,6 +30,7 @@ def command(
         str, Option(help="Of the KV cache, such as fp8 or q8_0; auto: that of the weights.")
     ] = "auto",
     tensor_parallel_size: Annotated[int, Option(help="GPUs that share every layer.")] = 1,
+    pipeline_parallel_size: Annotated[int, Option(help="Stages that share out the layers.")] = 1,
     kv_cache_memory_bytes: Annotated[
         str | None, Option(help="KV cache per GPU, such as 16GiB: no GPU needed then.")
     ] = None,
@@ -63,6 +64,7 @@ def command(
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             kv_cache_memory_bytes=_bytes("--kv-cache-memory-bytes", kv_cache_memory_bytes),
             num_gpu_blocks_override=num_gpu_blocks_override,
             swap_space=_size("--swap-space", swap_space, least=0),

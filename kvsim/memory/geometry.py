@@ -9,7 +9,7 @@ KV heads are summed. A field that is missing is an error that names it; nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvsim.memory.config_fields import (
@@ -202,6 +202,26 @@ class ModelGeometry:
             return DS_MLA_BYTES + self.index_bytes_per_token
         num_vectors = 1 if self.latent_dim else 2
         return num_vectors * cache_bytes(dtype, num_heads * self.head_dim) + self.index_bytes_per_token
+
+    def stage(self, pipeline_parallel_size: int) -> ModelGeometry:
+        """The pipeline stage with the most layers, and one of the two embeddings.
+
+        Raises GeometryError where there are more stages than layers, or layers differ.
+        """
+        if pipeline_parallel_size == 1:
+            return self
+        if not 1 <= pipeline_parallel_size <= self.num_hidden_layers:
+            raise GeometryError(
+                f"pipeline_parallel_size is {pipeline_parallel_size}; it must be from 1 to {self.num_hidden_layers}, "
+                f"the number of layers"
+            )
+        if len(self.groups) > 1 or self.num_kv_layers < self.num_hidden_layers:
+            raise GeometryError("layers that keep unequally much KV are not split over pipeline stages")
+        num_layers = -(-self.num_hidden_layers // pipeline_parallel_size)
+        # The first stage has the embedding, the last one the head; DeepSeek's dense layers are all in the first.
+        config = {"num_hidden_layers": num_layers, "tie_word_embeddings": True, "first_k_dense_replace": 0}
+        groups = (replace(self.groups[0], num_layers=num_layers),)
+        return replace(self, num_hidden_layers=num_layers, groups=groups, config={**self.config, **config})
 
     @property
     def index_bytes_per_token(self) -> int:
