@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvsim.conform.cases import MAX_SEQUENCES, CaseError
-from kvsim.conform.result import CaseResult, Mismatch
+from kvsim.conform.result import CaseResult, Mismatch, is_same
 from kvsim.memory import PagedAllocator
 from kvsim.types import BlockId, OutOfBlocks
 
@@ -232,7 +232,7 @@ def replay(case: dict[str, Any]) -> CaseResult:
             mismatch = Mismatch(step, "record", expected, got, _state_before(case, step))
             return CaseResult(case["id"], num_fields, mismatch)
         for name, want, have in zip(FIELDS, expected, got, strict=False):
-            if want != have:
+            if not is_same(want, have):
                 mismatch = Mismatch(step, name, want, have, {"op": op, **_state_before(case, step)})
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from kvsim.conform.cases import Case
-from kvsim.conform.result import CaseResult, Mismatch
+from kvsim.conform.result import CaseResult, Mismatch, is_same
 
 _COLUMN_WIDTH = 56
 _MAX_LINES = 40
@@ -136,12 +136,12 @@ def _first_difference(expected: object, got: object, path: str = "") -> str:
     """Where two nested values first differ; empty if they are no containers of one kind."""
     if isinstance(expected, list) and isinstance(got, list):
         for index, (left, right) in enumerate(zip(expected, got, strict=False)):
-            if left != right:
+            if not is_same(left, right):
                 return _first_difference(left, right, f"{path}[{index}]")
         return f"{path or 'the list'} has {len(expected)} entries, got {len(got)}"
     if isinstance(expected, dict) and isinstance(got, dict):
         for key in [*expected, *(key for key in got if key not in expected)]:
-            if expected.get(key) != got.get(key):
+            if not is_same(expected.get(key), got.get(key)):
                 return _first_difference(expected.get(key), got.get(key), f"{path}.{key}")
     return f"{path}: {_brief(expected)}, got {_brief(got)}" if path else ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -32,3 +34,13 @@ class CaseResult:
     @property
     def agrees(self) -> bool:
         return self.mismatch is None
+
+
+def is_same(expected: object, got: object) -> bool:
+    """Equal as JSON: to Python true and 1.0 are 1 as well."""
+    return expected == got and json.dumps(expected, sort_keys=True) == json.dumps(got, sort_keys=True)
+
+
+def agrees_in(name: str, expected: Mapping[str, object], got: Mapping[str, object]) -> bool:
+    """Both records have the field, with the same value, or both lack it: null is not absent."""
+    return (name in expected) == (name in got) and is_same(expected.get(name), got.get(name))

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvsim.conform.cases import CaseError
-from kvsim.conform.result import CaseResult, Mismatch
+from kvsim.conform.result import CaseResult, Mismatch, agrees_in
 from kvsim.memory import PagedAllocator
 from kvsim.request import Group, Request, Sampling, Sequence
 from kvsim.scheduling.plan import StepPlan
@@ -273,7 +273,7 @@ def replay(case: dict[str, Any], *, engine_loop: str = "calendar") -> CaseResult
         if got is None:
             return CaseResult(case["id"], num_fields, Mismatch(expected["t"], "record", expected, None, before))
         for name in _names(expected, got):
-            if name not in expected or name not in got or expected[name] != got[name]:
+            if not agrees_in(name, expected, got):
                 mismatch = Mismatch(expected["t"], name, expected.get(name), got.get(name), before)
                 return CaseResult(case["id"], num_fields, mismatch)
             num_fields += 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from kvsim.conform.result import CaseResult, Mismatch
+from kvsim.conform.result import CaseResult, Mismatch, agrees_in
 from kvsim.memory.paged import PagedAllocator
 from kvsim.request import Namespace, Request, Sequence
 from kvsim.scheduling.plan import StepOutcome, StepPlan
@@ -49,22 +49,27 @@ def _replay(case: Record, engine_loop: str) -> CaseResult:
     num_fields = 0
     for index, got in enumerate(driver.records()):
         expected = records[index] if index < len(records) else {}
-        for name in [*expected, *(name for name in got if name not in expected)]:
+        for name in _names(expected, got):
             num_fields += 1
-            if name not in expected or name not in got or expected[name] != got[name]:
+            if not agrees_in(name, expected, got):
                 state = _state_before(case, index, engine_loop)
                 mismatch = Mismatch(index, name, expected.get(name), got.get(name), state)
                 return CaseResult(case["name"], num_fields, mismatch)
     if driver.num_records < len(records):
         mismatch = Mismatch(driver.num_records, "t", records[driver.num_records].get("t"), None, driver.state())
         return CaseResult(case["name"], num_fields + 1, mismatch)
-    end = driver.end_record()
-    for name, value in case["expected"]["end"].items():
+    expected, got = case["expected"]["end"], driver.end_record()
+    for name in _names(expected, got):
         num_fields += 1
-        if name not in end or end[name] != value:
-            mismatch = Mismatch(driver.num_records, f"end.{name}", value, end.get(name), driver.state())
+        if not agrees_in(name, expected, got):
+            mismatch = Mismatch(driver.num_records, f"end.{name}", expected.get(name), got.get(name), driver.state())
             return CaseResult(case["name"], num_fields, mismatch)
     return CaseResult(case["name"], num_fields)
+
+
+def _names(expected: Record, got: Record) -> list[str]:
+    """Fields of either record: a field that one of them lacks cannot agree."""
+    return [*expected, *(name for name in got if name not in expected)]
 
 
 def _state_before(case: Record, step: int, engine_loop: str) -> Record:
