@@ -189,6 +189,9 @@ def _check_v1(case: dict[str, Any]) -> None:
     requests = _get(case, "", "requests", list)
     for index, request in enumerate(requests):
         _check_request(request, f"requests[{index}]")
+        if (num_tokens := len(request["prompt_token_ids"])) >= config["max_model_len"]:
+            rule = f"a prompt is shorter than config.max_model_len, {config['max_model_len']}"
+            raise CaseError(f"requests[{index}].prompt_token_ids: length {num_tokens}; {rule}")
     names = [request["id"] for request in requests]
     if len(set(names)) < len(names):
         raise CaseError(f"requests: ids are not distinct: {_shown(names)}")

@@ -264,6 +264,7 @@ def with_value(*path: Any) -> Callable[[dict[str, Any]], Any]:
         ("v1/041.json", with_value("requests", 0, "lora", 1), "requests[0].lora: 1 is no string"),
         ("v1/041.json", with_value("config", "policy", "sjf"), 'config.policy: "sjf" is unknown'),
         ("v1/041.json", with_value("requests", 0, "prompt_token_ids", []), "requests[0].prompt_token_ids: []"),
+        ("v1/041.json", with_value("requests", 1, "prompt_token_ids", [1] * 44), "prompt_token_ids: length 44; a"),
         ("v1/041.json", lambda data: data["expected"].pop("end"), "expected.end is missing"),
     ],
 )  # fmt: skip
