@@ -69,10 +69,10 @@ class PrefixKeys:
 
 
 def _namespace_ints(namespace: NamespaceLike | None) -> tuple[int, int]:
-    """Integers instead of strings: their hash does not depend on the process."""
+    """Integers instead of strings: their hash does not depend on the process. An empty salt is none, as in vLLM."""
     if namespace is None:
         return (0, 0)
-    return (_as_int(namespace.lora), _as_int(namespace.salt))
+    return (_as_int(namespace.lora), _as_int(namespace.salt or None))
 
 
 def _as_int(text: str | None) -> int:

@@ -66,9 +66,7 @@ COMMANDS = st.lists(
 @given(commands=COMMANDS, num_reserved=st.integers(0, 1))
 def test_every_order_is_that_of_its_rule(policy: str, can_pull: bool, commands, num_reserved: int) -> None:
     plain = PlainPool(policy, num_reserved)
-    pool = BlockPool(
-        NUM_BLOCKS, policy, num_reserved=num_reserved, can_pull=can_pull, text_of=plain.texts.__getitem__
-    )
+    pool = BlockPool(NUM_BLOCKS, policy, num_reserved=num_reserved, can_pull=can_pull, text_of=plain.texts.__getitem__)
     tables: list[list[int]] = []
     for name, number in commands:
         table = tables[number % len(tables)] if tables else []

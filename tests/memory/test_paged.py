@@ -550,3 +550,15 @@ def test_the_end_of_a_common_text_branches_within_a_run() -> None:
     assert [allocator.match_prefix(text, 21).num_tokens for text in texts] == [20, 20, 20]
     assert len({allocator.match_prefix(text, 9).block_ids for text in texts}) == 1
     assert allocator.num_hashed_blocks == 2 + 3 * 3
+
+
+def test_an_adapter_and_a_salt_keep_equal_texts_apart_and_an_empty_salt_does_not() -> None:
+    allocator = PagedAllocator(8, 4, enable_prefix_caching=True)
+    text = TokenStream.from_segment(1, 8)
+    allocator.allocate("a", 8, keys=PrefixKeys(text, Namespace(), 4))
+    allocator.register("a", 8)
+    found = {
+        namespace: allocator.match_prefix(PrefixKeys(text, namespace, 4), 9).num_tokens
+        for namespace in (Namespace(), Namespace(salt=""), Namespace(salt="s"), Namespace(lora="s"))
+    }
+    assert list(found.values()) == [8, 8, 0, 0]
