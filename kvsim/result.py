@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,7 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{label}</th><td>{text}</td></tr>" for label, text in self.headline())
-        title = f"{self.summary.get('name', 'run')} · {self.summary.get('engine', '')}"
+        title = html.escape(f"{self.summary.get('name', 'run')} · {self.summary.get('engine', '')}")
         return f"<table><caption>{title}</caption>{rows}</table>"
 
 

@@ -283,7 +283,7 @@ def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extr
     if result.request_columns:
         write_table(folder / "requests.csv", result.request_columns)
     extras.write(folder, result)
-    if options.plots and result.step_columns:
+    if options.plots and (result.step_columns or result.request_columns):
         from kvsim.report.plots import write_run_plots
 
         write_run_plots(result.steps, result.requests, result.summary, folder)

@@ -36,7 +36,7 @@ class Plots:
         return plots.utilization(self._result.steps, summary["block_size"], summary, **keywords)
 
     def latency(self, **keywords: Any) -> Figure:
-        """Percentiles of TTFT, TPOT, ITL and end-to-end latency."""
+        """Distributions of TTFT, TPOT and end-to-end latency, with their percentiles."""
         from kvsim.report import plots
 
         return plots.latency(self._result.requests, self._result.summary, **keywords)

@@ -87,9 +87,10 @@ def _redraw_run(folder: Path) -> list[Path]:
     from kvsim.report.plots import write_run_plots
 
     result = read_run(folder)
-    for name, columns in (("steps.csv", result.step_columns), ("requests.csv", result.request_columns)):
-        if not columns:
-            raise KvsimError(f"{folder}: there is no {name} to draw from; run with --record steps,requests")
+    if not result.step_columns and not result.request_columns:
+        raise KvsimError(
+            f"{folder}: there is no steps.csv or requests.csv to draw from; run with --record steps,requests"
+        )
     return write_run_plots(result.steps, result.requests, result.summary, folder)
 
 
@@ -99,7 +100,7 @@ def _redraw_compare(folder: Path) -> list[Path]:
     table = _table(folder / "compare.csv")
     paths = write_compare_plots(table, folder)
     for engine in table["engine"]:
-        if (folder / str(engine) / "steps.csv").is_file():
+        if any((folder / str(engine) / name).is_file() for name in ("steps.csv", "requests.csv")):
             paths += _redraw_run(folder / str(engine))
     return paths
 
@@ -155,6 +156,6 @@ def _with_block_map(result: RunResult, folder: Path) -> tuple[RunResult, list[st
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What must come out again: everything but versions, in the form that a file has."""
+    """What must come out again, in the form that a file has: not versions, nor warnings, which name other places."""
     plain = json.loads(json.dumps(summary))
-    return {key: value for key, value in plain.items() if not key.endswith("_version")}
+    return {key: value for key, value in plain.items() if key != "warnings" and not key.endswith("_version")}

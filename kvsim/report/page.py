@@ -256,7 +256,7 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
         columns = {"all the time": summary["kv"], "while requests wait": summary["kv_saturated"]}
         intro = "Shares of all KV slots, averaged over time."
     else:
-        columns = {engine: summary["kv_saturated"] or summary["kv"] for engine, summary in summaries.items()}
+        columns = {engine: _while_waiting(summary) for engine, summary in summaries.items()}
         intro = "Shares of all KV slots, averaged over the time in which requests wait (all of it where none did)."
     columns = {name: shares for name, shares in columns.items() if isinstance(shares, Mapping)}
     head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
@@ -268,6 +268,13 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     )
     table = f'<table><tr><th></th>{head}<th scope="col">what it means</th></tr>{rows}</table>'
     return f'<p>{intro}</p><div class="scroll">{table}</div>'
+
+
+def _while_waiting(summary: Mapping[str, Any]) -> Any:
+    """The ledger over the time in which requests waited; over all of it where none did."""
+    saturated = summary["kv_saturated"]
+    is_known = isinstance(saturated, Mapping) and saturated.get("token_states") is not None
+    return saturated if is_known else summary["kv"]
 
 
 def _block_map(runs: Sequence[RunResult]) -> str:
@@ -364,15 +371,15 @@ def _pictures(images: Mapping[str, bytes], captions: Mapping[str, str]) -> str:
 
 
 def _run_pictures(result: RunResult, folder: Path | None, draw_missing: bool) -> dict[str, bytes]:
-    if found := _read_pictures(folder, PICTURES):
+    drawable = [name for name in PICTURES if (result.request_columns if name == "latency" else result.step_columns)]
+    found = _read_pictures(folder, drawable)
+    if found or not draw_missing or not drawable:
         return found
-    if not draw_missing or not result.step_columns:
-        return {}
     from kvsim.report.plots import write_run_plots
 
     with tempfile.TemporaryDirectory() as temporary:
         write_run_plots(result.steps, result.requests, result.summary, temporary)
-        return _read_pictures(Path(temporary), PICTURES)
+        return _read_pictures(Path(temporary), drawable)
 
 
 def _compare_pictures(runs: Mapping[str, RunResult], folder: Path | None, draw_missing: bool) -> dict[str, bytes]:

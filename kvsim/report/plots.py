@@ -66,7 +66,7 @@ def memory(steps: pd.DataFrame) -> Figure:
         axes = figure.add_subplot()
         axes.set_title("Where the KV memory is")
         if not len(steps):
-            note(axes, "no step ran")
+            note(axes, _why_empty(steps, "no step ran"))
             return figure
         curves = step_curves(steps, list(PARTS))
         capacity = float(steps[list(PARTS)].iloc[0].sum())
@@ -96,7 +96,7 @@ def running_waiting(steps: pd.DataFrame) -> Figure:
         top, bottom = figure.subplots(2, 1, sharex=True)
         top.set_title("Requests running and waiting")
         if not len(steps):
-            note(top, "no step ran")
+            note(top, _why_empty(steps, "no step ran"))
             note(bottom, "")
             return figure
         curves = step_curves(steps, ["num_running", "num_waiting", "num_swapped"])
@@ -133,7 +133,7 @@ def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Sum
         unit = "slots" if block_size == 1 else "blocks"
         axes.set_title(f"How full the allocated {unit} are")
         if not len(steps) or steps["block_utilization"].isna().all():
-            note(axes, "no block was allocated")
+            note(axes, _why_empty(steps, "no block was allocated"))
             return figure
         curves = step_curves(steps, ["block_utilization"])
         filled, theory = _filled_share(steps, summary), _theory(steps, block_size, summary)
@@ -163,10 +163,13 @@ def latency(requests: pd.DataFrame, summary: Summary | None = None) -> Figure:
         set_margins(figure, top_inches=0.62)
         panels = figure.subplots(1, 3, sharey=True)
         figure.suptitle("Latency of completed requests", x=0.123, y=0.97, ha="left", fontsize=10, fontweight="bold")
-        completed = requests[requests["status"] == "finished"]
+        completed = requests[requests["status"] == "finished"] if len(requests.columns) else requests
         for axes, (name, title), color in zip(panels, LATENCIES.items(), (BLUE, GREEN, RED), strict=True):
-            values = np.sort(completed[f"{name}_ms"].dropna().to_numpy(np.float64))
             axes.set_title(title, fontweight="normal", fontsize=9)
+            if not len(completed):
+                note(axes, _why_empty(requests, "none"))
+                continue
+            values = np.sort(completed[f"{name}_ms"].dropna().to_numpy(np.float64))
             _distribution(axes, values, _marks(values, name, summary), color)
         panels[0].set_ylabel("share of requests")
         percent_axis(panels[0])
@@ -277,13 +280,19 @@ def write_run_plots(
     *,
     block_size: int | None = None,
 ) -> list[Path]:
-    """Write memory.png, running.png, utilization.png and latency.png; returns their paths."""
-    figures = {
-        "memory": memory(steps),
-        "running": running_waiting(steps),
-        "utilization": utilization(steps, block_size, summary),
-        "latency": latency(requests, summary),
-    }
+    """Write memory.png, running.png, utilization.png and latency.png; returns their paths.
+
+    A table that was not recorded (it has no columns) has no pictures.
+    """
+    figures: dict[str, Figure] = {}
+    if len(steps.columns):
+        figures |= {
+            "memory": memory(steps),
+            "running": running_waiting(steps),
+            "utilization": utilization(steps, block_size, summary),
+        }
+    if len(requests.columns):
+        figures["latency"] = latency(requests, summary)
     return _save_all(figures, out_dir)
 
 
@@ -324,6 +333,11 @@ def _save_all(figures: Mapping[str, Figure], out_dir: Path | str) -> list[Path]:
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+
+
+def _why_empty(table: pd.DataFrame, reason: str) -> str:
+    """What an empty picture says: the reason, unless the table was not recorded."""
+    return reason if len(table.columns) else "not recorded"
 
 
 def _steps(axes: Axes, times: FloatArray, values: FloatArray, color: str, label: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,54 @@ def test_other_folders_are_refused(command: str, tmp_path: Path, capsys: pytest.
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("table", "pictures"), [("steps", RUN_PICTURES[:3]), ("requests", RUN_PICTURES[3:])])
+def test_one_table_is_drawn_without_the_other(table: str, pictures: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(SCENARIO, out=out, options=Options(report=True, record=(table,)))
+    assert sorted(path.name for path in out.glob("*.png")) == sorted(pictures)
+    page = (out / "report.html").read_bytes()
+    assert page.count(b"data:image/png;base64,") == len(pictures)
+    for picture in pictures:
+        (out / picture).unlink()
+    assert main(["plot", str(out)]) == 0
+    assert main(["report", str(out)]) == 0
+    assert (out / "report.html").read_bytes() == page
+    for draw in (result.plot.memory, result.plot.running_waiting, result.plot.utilization, result.plot.latency):
+        assert draw().axes
+
+
 def test_tables_that_were_not_recorded_cannot_be_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "steps.csv").unlink()
+    (folder / "requests.csv").unlink()
     assert main(["plot", str(folder)]) == 2
-    assert "there is no steps.csv" in capsys.readouterr().err
+    assert "there is no steps.csv or requests.csv" in capsys.readouterr().err
+
+
+def test_warnings_that_name_another_place_are_no_other_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the resolved scenario warns of is found in other lines, or, where the key is left out, not at all."""
+    out = tmp_path / "out"
+    values = {"scheduler.preemption": "swap", "allocator.watermark": 0.1}
+    compared = compare(SCENARIO, ("paged", "static"), out=out, **values)
+    assert all(run.summary["warnings"] for run in compared.runs.values())
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().err == ""
+    assert '"engine":"paged"' in (out / "report.html").read_text()
+    assert '"engine":"static"' in (out / "report.html").read_text()
+
+
+def test_an_engine_in_which_nobody_waited_shows_all_the_time(tmp_path: Path) -> None:
+    runs = compare(SCENARIO, ("paged", "static"), **{"workload.arrivals.request_rate": 20.0}).runs
+    calm, busy = runs["paged"].summary, runs["static"].summary
+    assert calm["kv_saturated"]["token_states"] is None
+    assert busy["kv_saturated"]["token_states"] is not None
+    row = re.search(r'<tr><th scope="row">tokens</th>(.*?)</tr>', compare_page(runs))
+    assert row is not None
+    shares = re.findall(r"([0-9.]+) %", row[1])
+    assert shares == [
+        f"{100 * share:.1f}" for share in (calm["kv"]["token_states"], busy["kv_saturated"]["token_states"])
+    ]
 
 
 def test_the_page_reaches_for_nothing(original: Path) -> None:
