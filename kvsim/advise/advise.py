@@ -84,6 +84,7 @@ def advise(
         check_kind(Path(out), "advise")
     base, is_assumed = with_slo(resolve(scenario, values), slo)
     base, notes = _on_blocks(base)
+    notes = (*notes, *base.warnings)
     if is_assumed:
         notes = (*notes, f"the scenario has no SLO; assumed is {describe_slo(base)} (say --slo)")
     chosen = tuple(range(base.scenario.seed, base.scenario.seed + seeds))

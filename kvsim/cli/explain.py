@@ -22,4 +22,7 @@ def command(
     from kvsim.runs import tell_life
     from kvsim.scenario.resolve import load_scenario
 
-    console.say(tell_life(load_scenario(scenario, sets, engine=engine), request))
+    resolved = load_scenario(scenario, sets, engine=engine)
+    for text in resolved.warnings:
+        console.warn(text)
+    console.say(tell_life(resolved, request))

@@ -51,7 +51,7 @@ def command(
     from kvsim.scenario.resolve import load_scenario
     from kvsim.sweeps import sweep
     from kvsim.sweeps.grid import parse_varies
-    from kvsim.sweeps.tables import aggregate
+    from kvsim.sweeps.tables import aggregate, told
 
     resolved = load_scenario(scenario, sets)
     folder = results_folder(out, resolved.scenario.name, "sweep", force)
@@ -72,6 +72,8 @@ def command(
         if row["status"] == "failed":
             point = ", ".join(f"{key}={row[key]}" for key in (*result.keys, "seed"))
             console.warn(f"{point}: {row['reason']}")
+    for text in told(result.rows, result.keys):
+        console.warn(text)
     if as_json:
         console.say(json.dumps(result.rows, indent=2))
     else:

@@ -43,6 +43,9 @@ MARKED_PERCENTILES = (50, 90, 99)
 LEAST_SHOWN = 0.0005
 """Parts with a smaller share than this are not seen, and not in the legend."""
 
+LONGEST_WORD = 40
+"""Characters of a parameter's value at an axis."""
+
 METRIC_UNITS = {
     "request_throughput": "requests/s",
     "request_goodput": "requests/s",
@@ -235,7 +238,10 @@ def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = N
         figure = new_figure(3.4, fits_itself=True)
         axes = figure.add_subplot()
         axes.set_title(f"{_plain_name(metric)} against {_plain_name(x)}")
-        groups = [("", sweep)] if by is None else [(str(key), rows) for key, rows in sweep.groupby(by, sort=True)]
+        sweep = _with_parameters(sweep, x, by)
+        groups = [("", sweep)]
+        if by is not None:
+            groups = [(str(key), rows) for key, rows in sweep.groupby(by, sort=True, observed=True)]
         points, labels = _positions(sweep[x])
         for index, (label, rows) in enumerate(groups):
             color, marker = CYCLE[index % len(CYCLE)], "osD^vPX"[index % 7]
@@ -257,8 +263,8 @@ def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
         figure = new_figure(3.8, fits_itself=True)
         axes = figure.add_subplot()
         axes.set_title(_with_unit(metric))
-        table = sweep.assign(**{metric: sweep[metric].astype(float)}).pivot_table(
-            index=y, columns=x, values=metric, aggfunc="mean", dropna=False
+        table = _with_parameters(sweep.assign(**{metric: sweep[metric].astype(float)}), x, y).pivot_table(
+            index=y, columns=x, values=metric, aggfunc="mean", dropna=False, observed=True
         )
         image = axes.imshow(table.to_numpy(), origin="lower", aspect="auto", cmap="cividis")
         figure.colorbar(image, ax=axes, label=_with_unit(metric))
@@ -477,7 +483,7 @@ def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Seri
     """Mean per value of `x`, and half the 95 % interval of that mean (Student's t; 0 where there is one value)."""
     from scipy.special import stdtrit
 
-    values = rows[metric].astype(float).groupby(rows[x], sort=True)
+    values = rows[metric].astype(float).groupby(rows[x], sort=True, observed=True)
     mean, count = values.mean(), values.count()
     quantile = stdtrit(np.maximum(count.to_numpy(np.float64) - 1, 1.0), 0.975)
     spread = values.std().fillna(0.0).to_numpy(np.float64)
@@ -485,12 +491,37 @@ def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Seri
     return mean, half
 
 
+def _with_parameters(sweep: pd.DataFrame, *names: str | None) -> pd.DataFrame:
+    """Parameters that are not numbers throughout as words, which keep the order in which the sweep has them.
+
+    So 8GiB stands before 12GiB, and a value may be null, a list or a block.
+    """
+    import pandas as pd
+
+    words = {}
+    for name in names:
+        if name is not None and not all(map(_is_number, sweep[name].tolist())):
+            texts = [_word(value) for value in sweep[name].tolist()]
+            words[name] = pd.Categorical(texts, categories=list(dict.fromkeys(texts)), ordered=True)
+    return sweep.assign(**words)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _word(value: Any) -> str:
+    """A value as text; an empty cell of sweep.csv is null."""
+    return "null" if value is None or value != value else str(value)
+
+
 def _positions(column: pd.Series[Any]) -> tuple[dict[Any, float], list[str]]:
     """Where each value of a parameter stands: at its number, or side by side if it is a word."""
-    values = sorted(column.dropna().unique().tolist(), key=lambda value: (isinstance(value, str), value))
-    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    places = {value: float(value) if is_number else float(index) for index, value in enumerate(values)}
-    return places, [_short(value) for value in values]
+    if column.dtype == "category":
+        words = list(column.cat.categories)
+        return {word: float(index) for index, word in enumerate(words)}, [_short(word) for word in words]
+    values = sorted(column.unique().tolist())
+    return {value: float(value) for value in values}, [_short(value) for value in values]
 
 
 def _parameter_axis(axes: Axes, points: Mapping[Any, float], labels: list[str]) -> None:
@@ -514,9 +545,9 @@ def _label_cells(axes: Axes, cells: FloatArray) -> None:
 
 
 def _short(value: Any) -> str:
-    """At most three significant digits, no exponent up to a million."""
+    """At most three significant digits, no exponent up to a million; of a long text its beginning."""
     if isinstance(value, str | bool):
-        return str(value)
+        return str(value) if len(str(value)) <= LONGEST_WORD else f"{str(value)[:LONGEST_WORD]}..."
     number = float(value)
     if abs(number) >= 1000 or number == int(number):
         return f"{number:,.0f}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,27 @@ def rows_of(points: Iterable[Point], results: Mapping[int, Done]) -> list[dict[s
         if done is None:
             continue
         figures = {name: value for name, value in done.summary.items() if name not in point.record}
+        if "warnings" in figures:
+            figures["warnings"] = json.dumps([*point.scenario.warnings, *json.loads(figures["warnings"])])
         rows.append({**point.record, "status": "failed" if done.error else "ok", "reason": done.error} | figures)
     return rows
+
+
+def told(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """The warnings of all points, each once, with how many points have it; numbers in it may differ between them."""
+    found: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
+    for row in rows:
+        for text in json.loads(row.get("warnings") or "[]"):
+            found.setdefault(re.sub(r"[0-9][0-9.,]*", "#", text), []).append((row, text))
+    texts = []
+    for where in found.values():
+        row, text = where[0]
+        if len(where) == len(rows) and len({text for _, text in where}) == 1:
+            texts.append(text)
+        else:
+            point = ", ".join(f"{key}={row[key]}" for key in (*keys, "seed"))
+            texts.append(f"{len(where)} of {len(rows)} points, the first is {point}: {text}")
+    return texts
 
 
 def aggregate(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,8 @@ def work(task: Task) -> Done:
     try:
         document = parse_yaml(task.scenario, "scenario.yaml")
         places = _unpack(task.files, document.data)
-        resolved = resolve(document).with_values({"record": ["summary"]})
+        # What the scenario itself gives rise to is known at home, with the lines of the file that is there.
+        resolved = replace(resolve(document).with_values({"record": ["summary"]}), warnings=())
         check_footprint(resolved)
         summary = flatten(run_resolved(resolved, out=None, options=QUIET).summary)
     except KvsimError as error:

@@ -193,6 +193,21 @@ def test_words_as_a_parameter(tmp_path):
     plots.write_sweep_plots(sweep, ["engine"], tmp_path)
 
 
+def test_words_stand_in_the_order_of_the_sweep():
+    """Not in that of the alphabet, in which 12GiB is before 8GiB; an empty cell of the table is null."""
+    sizes = ["8GiB", "12GiB", float("nan"), "100GiB"]
+    sweep = pd.DataFrame(
+        {"size": sizes * 2, "mode": ["swap"] * 4 + ["drop"] * 4, "speed": [*range(1, 5), *range(2, 6)]}
+    )
+    axes = plots.sweep_curves(sweep, "size", "speed", by="mode").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8GiB", "12GiB", "null", "100GiB"]
+    assert [label.get_text() for label in axes.get_legend().get_texts()] == ["swap", "drop"]
+    assert axes.lines[0].get_ydata().tolist() == [1, 2, 3, 4]
+    axes = plots.sweep_heatmap(sweep, "size", "mode", "speed").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8GiB", "12GiB", "null", "100GiB"]
+    assert axes.images[0].get_array().tolist() == [[1, 2, 3, 4], [2, 3, 4, 5]]
+
+
 def test_empty_tables_give_pictures_that_say_so(tmp_path):
     steps, requests = make_steps().iloc[:0], make_requests().iloc[:0]
     assert len(plots.write_run_plots(steps, requests, {}, tmp_path, block_size=16)) == 4

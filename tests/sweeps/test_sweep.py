@@ -26,6 +26,7 @@ from sweeps.sweeping import (
 )
 
 import kvsim
+from kvsim.cli import main
 from kvsim.sweeps import run as sweep_run
 from kvsim.sweeps.tables import aggregate
 from kvsim.types import ScenarioError
@@ -82,6 +83,34 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert files_of(tmp_path / "out") == before
     kvsim.sweep(SMALL, {"allocator.block_size": [8, 16, 32]}, seeds=3, jobs=1, out=tmp_path / "out")
     assert len(calls) == 9
+
+
+def test_warnings_are_those_of_the_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They name what the user wrote, not the copy that a worker reads; each is said once, with its first point."""
+    path = tmp_path / "swap.yaml"
+    path.write_text(
+        "memory: {num_gpu_blocks_override: 40}\n"
+        "scheduler: {preemption: swap, max_model_len: 1000}\n"
+        "workload:\n"
+        "  num_requests: 3\n"
+        "  lengths: {type: fixed, prompt: 100, output: 3}\n"
+    )
+    vary = ["--vary", "engine=paged,vllm-v1", "--vary", "scheduler.max_model_len=50,500"]
+    assert main(["sweep", str(path), *vary, "--jobs", "1", "--no-plots", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: {path}:2:13: "
+        "scheduler.preemption: is swap, and memory.swap_space is 0: victims are recomputed",
+        "warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: "
+        "--vary scheduler.max_model_len=50: scheduler.max_model_len: is 50, and every request has at least 103 tokens: "
+        "all will be rejected",
+        "warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: "
+        "3 requests can never be served and were rejected: see reason in requests.csv",
+        f"warning: 2 of 4 points, the first is engine=vllm-v1, scheduler.max_model_len=50, seed=0: {path}:2:13: "
+        "scheduler.preemption: not used: scheduler vllm-v1 has no such key",
+    ]
+    with (tmp_path / "out" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [len(json.loads(row["warnings"])) for row in rows] == [3, 1, 3, 1]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"summary": 3, "error": ""}', "[]", "null"])
@@ -148,6 +177,17 @@ def test_pictures_of_another_grid_go(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.glob("*.png")}
     assert {"mine.png", "sweep_mean_ttft_ms.png"} <= names
     assert "heatmap_old.png" not in names
+
+
+def test_blocks_and_ranges_are_values_too(tmp_path: Path) -> None:
+    lengths = [{"type": "fixed", "prompt": 5, "output": 3}, {"type": "preset", "name": "alpaca"}]
+    vary = {"workload.lengths": lengths, "allocator": [{"block_size": 8}, {"block_size": 4}]}
+    result = kvsim.sweep(SMALL, vary, jobs=1, out=tmp_path, plots=True)
+    assert [row["status"] for row in result.rows] == ["ok"] * 4
+    pictures = files_of(tmp_path)
+    assert "heatmap_output_throughput.png" in pictures
+    assert main(["plot", str(tmp_path)]) == 0
+    assert files_of(tmp_path) == pictures
 
 
 def test_one_sweep_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
