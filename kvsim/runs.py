@@ -80,6 +80,9 @@ def compare(
 ) -> CompareResult:
     """The same workload under several engines; files (one folder per engine) only with `out`."""
     resolved = resolve(scenario, values)
+    engines = [engines] if isinstance(engines, str) else list(engines)
+    if not engines:
+        raise ScenarioError("engines is empty; name at least one, such as paged")
     return compare_resolved(resolved, engines, out=None if out is None else Path(out), options=options)
 
 

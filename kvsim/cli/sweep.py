@@ -106,7 +106,10 @@ def _print(records: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
 
     names = [name for name in SHOWN if any(name in record for record in records)]
     rows = [
-        [*(str(record[key]) for key in keys), *(_with_interval(record, name, text_of) for name in names)]
+        [
+            *("null" if record[key] is None else str(record[key]) for key in keys),
+            *(_with_interval(record, name, text_of) for name in names),
+        ]
         for record in records[:MAX_SHOWN_ROWS]
     ]
     if rows:

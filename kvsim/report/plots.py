@@ -511,8 +511,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    """A value as text; an empty cell of sweep.csv is null."""
-    return "null" if value is None or value != value else str(value)
+    """A value as text; an empty cell of sweep.csv is null, beside which whole numbers are read as 8.0."""
+    if value is None or value != value:
+        return "null"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _positions(column: pd.Series[Any]) -> tuple[dict[Any, float], list[str]]:

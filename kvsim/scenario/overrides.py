@@ -28,8 +28,14 @@ def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
 
 def override_of(name: str, value: Any, text: str | None = None) -> Override:
     """An override with a Python value, as `kvsim.run(..., **{name: value})` gives it."""
+    value = plain(value)
     text = f"{name}={value!r:.100}" if text is None else text
     return Override(_key(name, text), value, text)
+
+
+def plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's own: a value may come from `np.arange`."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[Override]) -> None:

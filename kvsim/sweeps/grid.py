@@ -14,6 +14,7 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.scenario.messages import join
+from kvsim.scenario.overrides import plain
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import Sweep
 from kvsim.scenario.yaml_loader import parse_scalar
@@ -136,7 +137,9 @@ def seeds_of(given: int | Sequence[int], first: int) -> tuple[int, ...]:
         if given < 1:
             raise ScenarioError(f"seeds is {given}; at least 1 is needed")
         return tuple(range(first, first + given))
-    return tuple(dict.fromkeys(given))
+    if not len(given):
+        raise ScenarioError("seeds is empty; at least 1 is needed")
+    return tuple(dict.fromkeys(plain(seed) for seed in given))
 
 
 def parse_varies(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -159,16 +162,16 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def values_of(given: Any, where: str) -> list[Any]:
-    """A list, `a,b,c`, `low:high:step` or a single value as a list. Raises ScenarioError."""
-    if isinstance(given, list | tuple):
-        values = list(given)
-    elif isinstance(given, str) and given.count(":") == 2 and "," not in given:
+    """A list, `a,b,c`, `low:high:step` or a single value as a list; null is a value. Raises ScenarioError."""
+    if isinstance(given, str) and given.count(":") == 2 and "," not in given:
         values = _range(given, where)
     elif isinstance(given, str):
-        values = [parse_scalar(part.strip()) for part in given.split(",")]
+        values = [parse_scalar(part) if part else part for part in map(str.strip, given.split(","))]
+    elif isinstance(given, Iterable) and not isinstance(given, Mapping):
+        values = [plain(value) for value in given]
     else:
         values = [given]
-    if not values or any(value is None or value == "" for value in values):
+    if not values or "" in values:
         raise ScenarioError(f"{where}: has an empty value; give values with commas between, or low:high:step")
     return values
 

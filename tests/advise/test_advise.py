@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ def test_contiguous_scenarios_are_asked_as_if_they_were_paged() -> None:
     base, notes = _on_blocks(scenario_from_dict(TINY | {"engine": "orca-max"}))
     assert base.scenario.engine == "paged"
     assert "orca-max" in notes[0]
+
+
+def test_keys_that_do_not_count_are_among_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["kvsim.advise.advise"]
+    monkeypatch.setattr(module, "_ask", lambda lab: ())
+    monkeypatch.setattr(module, "_chance", lambda lab: ())
+    notes = advise(TINY, jobs=1, **{"workload.speed": 2}).notes
+    assert any("workload.speed: is not used: there is no trace" in note for note in notes)
 
 
 def test_one_seed_is_not_enough() -> None:

@@ -11,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from support import listen_to_interrupts
 
 from kvsim.cli import COMMANDS, main
+from kvsim.runs import compare, run
+from kvsim.types import ScenarioError
 
 SMALL = """\
 name: small
@@ -138,6 +141,27 @@ def test_compare_puts_engines_side_by_side(here: Path, capsys: pytest.CaptureFix
     rows = Path("c/compare.csv").read_text().splitlines()
     assert rows[0].split(",")[0] == "engine"
     assert [row.split(",")[0] for row in rows[1:]] == ["paged", "orca-max", "static"]
+
+
+def test_engines_of_python_may_be_one_and_not_none(here: Path) -> None:
+    assert list(compare("s.yaml", "paged").runs) == ["paged"]
+    with pytest.raises(ScenarioError, match="engines is empty"):
+        compare("s.yaml", [])
+
+
+def test_a_number_of_numpy_is_a_number(here: Path) -> None:
+    assert run("s.yaml", **{"allocator.block_size": np.int64(8)}).summary["block_size"] == 8
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "compare", "sweep", "explain"])
+def test_keys_that_do_not_count_are_told(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {
+        "compare": ["--engines", "paged"],
+        "sweep": ["--vary", "allocator.block_size=4", "--jobs", "1"],
+        "explain": ["--request", "3"],
+    }
+    assert main([command, "s.yaml", "--set", "workload.speed=2", *more.get(command, [])]) == 0
+    assert "--set workload.speed=2: workload.speed: is not used: there is no trace" in capsys.readouterr().err
 
 
 def test_init_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

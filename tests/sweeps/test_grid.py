@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvsim.scenario.resolve import ResolvedScenario, scenario_from_dict
@@ -28,6 +29,7 @@ def base() -> ResolvedScenario:
         ("a=true,false", ("a", [True, False])),
         ("a = 8GiB , 16GiB", ("a", ["8GiB", "16GiB"])),
         ("a=5", ("a", [5])),
+        ("a=null,8,~", ("a", [None, 8, None])),
         ("a=5:5:1", ("a", [5])),
     ],
 )
@@ -59,6 +61,25 @@ def test_values_are_read(text: str, expected: tuple[str, list[object]]) -> None:
 def test_values_that_cannot_be_meant_are_refused(text: str) -> None:
     with pytest.raises(ScenarioError, match="--vary"):
         parse_vary(text)
+
+
+@pytest.mark.parametrize(
+    "given", [range(8, 25, 8), np.arange(8, 25, 8), (np.int64(8), 16.0, 24), "8,16,24", iter([8, 16, 24])]
+)
+def test_values_of_python(given: object) -> None:
+    values = values_of(given, "here")
+    assert values == [8, 16, 24]
+    assert {type(value) for value in values} <= {int, float}
+
+
+def test_null_is_a_value(base: ResolvedScenario) -> None:
+    """It says "no limit" of many keys, and so belongs beside the limits."""
+    first, second = make_grid(base, {"scheduler.max_num_batched_tokens": [None, 16]}, seeds=[0])
+    assert first.scenario.scenario.scheduler.max_num_batched_tokens is None
+    assert second.scenario.scenario.scheduler.max_num_batched_tokens == 16
+    for given in ([8, ""], [], ""):
+        with pytest.raises(ScenarioError, match="empty value"):
+            values_of(given, "here")
 
 
 def test_a_key_is_varied_once() -> None:
@@ -136,8 +157,10 @@ def test_too_many_points_are_refused_before_they_are_made(base: ResolvedScenario
 def test_seeds_are_counted_from_the_scenarios_own_or_named() -> None:
     assert seeds_of(3, 7) == (7, 8, 9)
     assert seeds_of([5, 1, 5], 7) == (5, 1)
-    with pytest.raises(ScenarioError):
-        seeds_of(0, 7)
+    assert seeds_of(np.arange(2), 7) == (0, 1)
+    for none in (0, []):
+        with pytest.raises(ScenarioError, match="at least 1 is needed"):
+            seeds_of(none, 7)
 
 
 def test_python_values_pass_as_they_are() -> None:
