@@ -227,6 +227,12 @@ def make_source(scenario: Scenario) -> Source:
 
         source = build_source(workload.model_dump(exclude_defaults=False), scenario.seed)
     if source.next_ns() is None and source.num_left == 0:
+        limit = getattr(getattr(workload, "sessions", None), "max_context", None)
+        if limit is not None:
+            raise ScenarioError(
+                f"workload.sessions.max_context: is {limit}, and the first prompt of every session is longer: "
+                "no request ever comes; raise it"
+            )
         raise ScenarioError("workload: is empty: no request ever comes; check first, window and the trace")
     return source
 

@@ -37,6 +37,10 @@ horizon: null
 
 # (what stands in the file, what is written instead, what the message must contain)
 EDITS = [
+    # limits that a value meets in a unit other than its own
+    ("name: chat", f"name: {'ü' * 101}", "s.yaml:1:1: name: is", "at most 200 bytes of UTF-8"),
+    ("name: chat", "name: 'a\\b'", "s.yaml:1:1: name: is", "no slash, backslash or control character"),
+    ("ttft: 2s", "ttft: 1e-12", "s.yaml:15:7: slo.ttft: is 1e-12", "at least a nanosecond"),
     # misspelt and misplaced keys
     ("block_size: 16", "blok_size: 16", "s.yaml:7:13: allocator.blok_size: unknown key", "did you mean block_size?"),
     ("max_num_seqs: 256", "max_num_seq: 256", "s.yaml:8:13: scheduler.max_num_seq", "did you mean max_num_seqs?"),

@@ -101,6 +101,12 @@ def test_an_empty_workload_is_an_error(tmp_path: Path) -> None:
         build(scenario)
 
 
+def test_sessions_that_end_before_they_begin_are_an_error() -> None:
+    text = "workload: {num_requests: 6, sessions: {num_turns: 2, max_context: 1}}"
+    with pytest.raises(ScenarioError, match=r"workload\.sessions\.max_context: is 1, .* raise it"):
+        build(scenario_from_text(text).scenario)
+
+
 def test_code_of_the_users_that_fails_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken_parts.py").write_text("class Empty: pass\ndef victim(running): raise ValueError('no idea')\n")
     monkeypatch.chdir(tmp_path)

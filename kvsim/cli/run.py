@@ -87,12 +87,12 @@ def command(
 
 
 def _memory(summary: dict[str, object]) -> str:
-    """Where the KV memory went, over the whole run and while requests waited."""
+    """Where the KV memory went, in all steps (an idle engine has none) and while requests waited."""
     kv, saturated = summary["kv"], summary["kv_saturated"]
     assert isinstance(kv, dict)
     columns = [kv] if not isinstance(saturated, dict) else [kv, saturated]
     rows = [(part, *(_share(shares.get(part)) for shares in columns)) for part in PARTS]
-    return console.table(rows, ("KV memory", "all the time", "while requests wait")[: len(columns) + 1])
+    return console.table(rows, ("KV memory", "in all steps", "while requests wait")[: len(columns) + 1])
 
 
 def _share(value: float | None) -> str:

@@ -250,14 +250,16 @@ def _compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Shares of the capacity: of one run over all its time and while requests waited, of several the latter."""
+    """Shares of the capacity: of one run in all steps and while requests waited, of several the latter."""
     if len(summaries) == 1:
         (summary,) = summaries.values()
-        columns = {"all the time": summary["kv"], "while requests wait": summary["kv_saturated"]}
-        intro = "Shares of all KV slots, averaged over time."
+        columns = {"in all steps": summary["kv"], "while requests wait": summary["kv_saturated"]}
+        intro = "Shares of all KV slots, averaged over the time of the steps: idle times do not count."
     else:
         columns = {engine: _while_waiting(summary) for engine, summary in summaries.items()}
-        intro = "Shares of all KV slots, averaged over the time in which requests wait (all of it where none did)."
+        intro = (
+            "Shares of all KV slots, averaged over the steps in which requests wait (over all steps where none did)."
+        )
     columns = {name: shares for name, shares in columns.items() if isinstance(shares, Mapping)}
     head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
     rows = "".join(
@@ -271,7 +273,7 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _while_waiting(summary: Mapping[str, Any]) -> Any:
-    """The ledger over the time in which requests waited; over all of it where none did."""
+    """The ledger over the steps in which requests waited; over all steps where none did."""
     saturated = summary["kv_saturated"]
     is_known = isinstance(saturated, Mapping) and saturated.get("token_states") is not None
     return saturated if is_known else summary["kv"]

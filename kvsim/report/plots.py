@@ -197,7 +197,7 @@ def compare_memory(compare: pd.DataFrame) -> Figure:
         axes.set_ylim(0, 1)
         axes.set_ylabel("share of KV capacity")
         if any(never_waited):
-            axes.set_xlabel("* no request ever waited: mean over the whole run")
+            axes.set_xlabel("* no request ever waited: mean over all steps")
         percent_axis(axes)
         axes.grid(axis="x", visible=False)
         extra = _tilt_if_many(axes, len(names)) - (0.0 if any(never_waited) else 0.2)
@@ -414,7 +414,7 @@ def _distribution(axes: Axes, values: FloatArray, marks: Mapping[int, float], co
 
 
 def _memory_shares(compare: pd.DataFrame) -> tuple[dict[str, FloatArray], list[bool]]:
-    """Shares of the parts while requests waited; over the whole run for engines in which none ever did."""
+    """Shares of the parts while requests waited; over all steps for engines in which none ever did."""
     saturated = {part: _numbers(compare, f"kv_saturated.{part}") for part in PARTS}
     overall = {part: _numbers(compare, f"kv.{part}") for part in PARTS}
     calm = np.isnan(saturated["token_states"])

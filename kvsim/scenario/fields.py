@@ -109,7 +109,10 @@ def _text(value: Any) -> str:
 def _folder_name(value: Any) -> str:
     name = _text(value).strip()
     if len(name.encode()) > 200 or name.startswith((".", "-")) or re.search(r"[/\\\x00-\x1f\x7f]", name):
-        raise ValueError("names a folder: at most 200 characters, no slash, no dot or dash in front")
+        raise ValueError(
+            "names a folder: at most 200 bytes of UTF-8, no slash, backslash or control character, "
+            "no dot or dash in front"
+        )
     return name
 
 
@@ -130,7 +133,7 @@ def _positive_size(value: Any) -> int:
 def _ns(value: Any) -> int:
     ns = parse_ns(value)
     if ns <= 0:
-        raise ValueError(f"must be above 0: give {TIME_EXAMPLES}")
+        raise ValueError(f"must be above 0, at least a nanosecond: give {TIME_EXAMPLES}")
     if ns > 10**18:
         raise ValueError("is longer than thirty years: give a shorter time")
     return ns
