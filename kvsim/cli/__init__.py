@@ -94,12 +94,20 @@ def _build_app(args: list[str]) -> Any:
     return app
 
 
-def _root(version: Annotated[bool, Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from kvsim import __version__
 
         print(f"kvsim {__version__}")
         raise Exit()
+
+
+def _root(
+    version: Annotated[
+        bool, Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """What stands before a command; an option without one must act in its callback, before a command is missed."""
 
 
 def _not_called() -> None:

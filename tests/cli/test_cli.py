@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support import listen_to_interrupts
 
+from kvsim import __version__
 from kvsim.cli import COMMANDS, main
 from kvsim.runs import compare, run
 from kvsim.types import ScenarioError
@@ -61,6 +62,11 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if main([name, "--help"]) == 0:
         assert "Usage: kvsim" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kvsim {__version__}\n"
 
 
 def test_help_is_quick() -> None:
