@@ -29,13 +29,19 @@ from kvsim.scenario.schema import (
     VllmV0Scheduler,
     VllmV1Scheduler,
 )
-from kvsim.types import KvsimError, ScenarioError
+from kvsim.scenario.words import shorten
+from kvsim.types import KvsimError, Ns, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.cost.interface import CostModel
     from kvsim.memory.interface import KVAllocator
     from kvsim.scheduling.interface import Scheduler
+    from kvsim.scheduling.plan import StepShape
     from kvsim.workload.source import Source
+
+
+LONGEST_STEP_NS = 10**18
+"""Thirty years: the longest time a scenario may name."""
 
 
 @dataclass(frozen=True)
@@ -207,8 +213,28 @@ def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
         return LinearCost(**keywords, bytes_per_token=pool.bytes_per_token, block_size=pool.block_size)
     if isinstance(config, Custom):
         given = {"bytes_per_token": pool.bytes_per_token, "block_size": pool.block_size}
-        return cast("CostModel", _make_custom("cost", config, (), given))
+        return _CheckedCost(_make_custom("cost", config, (), given), config.type)
     return _kernel_cost(config, scenario, pool)
+
+
+class _CheckedCost:
+    """A cost model of the user's: what it returns must be a time, or every table would say something else."""
+
+    def __init__(self, cost: Any, name: str) -> None:
+        self._cost = cost
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cost, name)
+
+    def step_ns(self, shape: StepShape) -> Ns:
+        value: Any = self._cost.step_ns(shape)
+        if not hasattr(value, "__index__") or not 1 <= value <= LONGEST_STEP_NS:
+            raise ScenarioError(
+                f"cost: {self._name}: step_ns returned {shorten(value)}; must be a whole number of nanoseconds, "
+                "at least 1 and at most thirty years: round it, as in max(1, round(ns))"
+            )
+        return int(value)
 
 
 def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:

@@ -437,6 +437,9 @@ class ContinuousScheduler(TokenEmission):
         if not queue:
             return "nobody waits"
         group, watermark = queue.head(), self.watermark_blocks if self.running else 0
+        if self.gate is not None and not self.swapped and not self.gate(group, self.allocator):
+            name = getattr(self.gate, "__name__", self.gate)
+            return f"request {group.request_id!r} is waiting, and the gate ({name}) does not let it in"
         kept = f", of which {watermark} must stay free (watermark)" if watermark else ""
         return (
             f"request {group.request_id!r} is {group.seqs[0].status} and needs {self._describe_need(group)}; "

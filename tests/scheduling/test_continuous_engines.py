@@ -285,6 +285,16 @@ def test_an_abort_while_two_steps_are_planned(engine_loop: str) -> None:
     scheduler.allocator.audit()
 
 
+def test_a_gate_that_never_opens_is_named() -> None:
+    def never(group: Any, allocator: Any) -> bool:
+        return False
+
+    scheduler = paged(2, 4, gate=never)
+    scheduler.submit(request("a", 4, 3))
+    assert scheduler.schedule(0).head_wait == "gate"
+    assert scheduler.describe_block() == "request 'a' is waiting, and the gate (never) does not let it in"
+
+
 def test_a_plan_in_which_nothing_runs_needs_no_completion() -> None:
     scheduler = paged(2, 4, gate=lambda group, allocator: False)
     scheduler.submit(request("a", 4, 3))
