@@ -27,7 +27,8 @@ is an error that names the line and suggests one that is. Keys carry vLLM's name
 
 `kvsim init` writes a commented file to start from, `kvsim validate FILE` checks one without running it, `kvsim schema`
 prints the JSON Schema for an editor, and `--set allocator.block_size=32` overrides a key on the command line. The
-`scenario.yaml` beside the results is complete: it says where each value came from, and running it gives the same bytes.
+`scenario.yaml` beside the results is complete: it says where each value came from, and running it gives the same bytes
+(warnings apart: they name its own lines).
 
 ```yaml
 name: chat
