@@ -182,6 +182,8 @@ class CapacityReport:
         return lines
 
     def _advice(self) -> list[str]:
+        if not self.num_gpu_blocks:
+            return []  # There is nothing to plan with.
         planned = self.num_blocks_with_head_room
         lines = [
             f"Plan the peak for {planned:,} blocks ({planned * self.block_size:,} tokens) and leave {HEAD_ROOM:.0%} "

@@ -127,6 +127,8 @@ def test_what_leaves_nothing_for_kv_says_which_number_to_change():
     report = command("llama-3.1-70b", "h100-80gb")
     assert report.num_gpu_blocks == 0
     assert "nothing is left for KV" in report.problem
+    assert "Plan the peak" not in report.render()
+    assert "blocks more take" not in report.render()
     assert "raise tensor_parallel_size to 4" in report.problem
     assert "DOES NOT FIT" in report.render()
 
