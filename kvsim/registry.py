@@ -218,7 +218,7 @@ def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
 
 
 class _CheckedCost:
-    """A cost model of the user's: what it returns must be a time, or every table would say something else."""
+    """A cost model of the user's: what it returns must be a time, and is rounded to whole nanoseconds."""
 
     def __init__(self, cost: Any, name: str) -> None:
         self._cost = cost
@@ -229,12 +229,16 @@ class _CheckedCost:
 
     def step_ns(self, shape: StepShape) -> Ns:
         value: Any = self._cost.step_ns(shape)
-        if not hasattr(value, "__index__") or not 1 <= value <= LONGEST_STEP_NS:
+        try:
+            ns = int(value + 0.5)
+        except (TypeError, ValueError, OverflowError):
+            ns = 0
+        if not 1 <= ns <= LONGEST_STEP_NS:
             raise ScenarioError(
-                f"cost: {self._name}: step_ns returned {shorten(value)}; must be a whole number of nanoseconds, "
-                "at least 1 and at most thirty years: round it, as in max(1, round(ns))"
+                f"cost: {self._name}: step_ns returned {shorten(value)}; must be a time in nanoseconds, at least 1 and "
+                "at most thirty years"
             )
-        return int(value)
+        return ns
 
 
 def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:
