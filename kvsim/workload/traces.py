@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 FORMATS = ("azure", "mooncake", "burstgpt", "vidur", "sharegpt", "csv")
 MOONCAKE_BLOCK = 512
 MAX_ROWS = 100_000_000
+_MESSAGE_LISTS = ("conversations", "conversation", "messages")
+"""Where published conversations keep their messages."""
+_ASKS = frozenset({"human", "user"})
+_SETS_OUT = frozenset({"system", "developer"})
 _HASH_BLOCKS = (512, 16, 32, 64, 128, 256, 1024, 8)
 """Tokens per hash id that are tried when the scenario names none."""
 
@@ -214,14 +218,16 @@ _FROM_ZERO = frozenset({"azure", "burstgpt"})
 def _format_of(path: str, first: str) -> str:
     start = first.lstrip().lstrip("\ufeff")
     if start.startswith("{"):
-        return "sharegpt" if '"conversations"' in start and '"input_length"' not in start else "mooncake"
+        has_messages = any(f'"{key}"' in start for key in _MESSAGE_LISTS)
+        return "sharegpt" if has_messages and '"input_length"' not in start else "mooncake"
     found = {normal(name) for name in split_header(first)[1]}
     scores = {name: sum(bool(column.normal_names & found) for column in cols) for name, cols in _CSV_FORMATS.items()}
     # A shared column (Timestamp) decides nothing, so a format's own columns count double.
     for name, columns in _CSV_FORMATS.items():
         scores[name] += sum(bool(c.normal_names & found) for c in columns if c.fills in ("prompt", "output"))
     best = max(scores, key=lambda name: scores[name])
-    if not scores[best]:
+    # Timestamp alone says nothing: many files have it.
+    if scores[best] < (2 if best == "azure" else 1):
         fail(
             path,
             f"is no known trace: its first line is {first.strip()[:80]!r}. A trace begins with a JSON object or "
@@ -534,19 +540,23 @@ class _Lines:
     unnamed: list[int] = field(default_factory=list)
     """Numbers of the rows without hash ids, as long as no row has any."""
     first_unnamed: MissingKey | None = None
+    num_in_seconds: int = 0
 
     def add(self, row: Mapping[str, Any], number: int) -> None:
         """Append object `number`; raises BadRow and leaves the columns as they were."""
         for column in ("timestamp", "input_length", "output_length"):
             if column not in row:
                 raise MissingKey(column, row)
-        time = parse_seconds("timestamp", row["timestamp"], NS_PER_MS)
+        # Qwen-Bailian's lines are Mooncake's with the chat's number in each, and with seconds.
+        in_seconds = "chat_id" in row
+        time = parse_seconds("timestamp", row["timestamp"], NS_PER_S if in_seconds else NS_PER_MS)
         prompt = parse_int("input_length", row["input_length"], 1)
         output = parse_int("output_length", row["output_length"], 1)
         ids = self._ids(row)
         if "hash_ids" not in row:
             self.first_unnamed = self.first_unnamed or MissingKey("hash_ids", row)
             self.unnamed.append(number)
+        self.num_in_seconds += in_seconds
         self.times.append(time)
         self.prompts.append(prompt)
         self.outputs.append(output)
@@ -598,12 +608,22 @@ def _load_mooncake(entries: Iterable[object], errors: RowErrors, hash_block_size
     trace = Trace(
         errors.path, "mooncake", np.array(lines.times, dtype=np.int64), prompt, np.array(lines.outputs, dtype=np.int64)
     )
+    if lines.num_in_seconds:
+        note = (
+            f"{errors.path}: {lines.num_in_seconds} rows have a chat_id, as Qwen-Bailian's: their timestamps are "
+            "seconds, and every turn comes at its own"
+        )
+        trace = replace(trace, notes=(note,))
     if not lines.ids:
         return trace
     offsets = np.array(lines.offsets, dtype=np.int64)
     size, notes = _hash_block_size(errors.path, prompt, np.diff(offsets), hash_block_size)
     return replace(
-        trace, hash_ids=np.array(lines.ids, dtype=np.int64), hash_offsets=offsets, hash_block_size=size, notes=notes
+        trace,
+        hash_ids=np.array(lines.ids, dtype=np.int64),
+        hash_offsets=offsets,
+        hash_block_size=size,
+        notes=(*trace.notes, *notes),
     )
 
 
@@ -712,24 +732,40 @@ def _tokens(num_chars: int, chars_per_token: float) -> int:
 
 
 def _first_exchange(entry: object) -> tuple[int, int] | None:
-    """Characters of the first message and of its answer; None if there is no such pair with text in both."""
+    """Characters of the first message that is answered, with the system prompt before it, and of the answer.
+
+    None if no message is answered, or if one of the two has no text. Who speaks is looked at where it is told.
+    """
     if not isinstance(entry, dict):
         raise BadRow("(entry)", entry, "is no conversation; it should be {id, conversations: [{from, value}]}")
-    if "conversations" not in entry:
+    name = next((key for key in _MESSAGE_LISTS if key in entry), None)
+    if name is None:
         raise MissingKey("conversations", entry)
-    messages = entry["conversations"]
+    messages = entry[name]
     if not isinstance(messages, list):
-        raise BadRow("conversations", messages, "is not a list")
-    texts = [_message(message) for message in messages[:2]]
-    if len(texts) < 2 or not texts[0] or not texts[1]:
-        return None
-    return texts[0], texts[1]
+        raise BadRow(name, messages, "is not a list")
+    system = question = 0
+    is_asked = False
+    for message in messages:
+        role, num_chars = _message(message)
+        if role in _SETS_OUT:
+            system += num_chars
+        elif is_asked and role not in _ASKS:
+            return (system + question, num_chars) if question and num_chars else None
+        else:
+            is_asked = role in _ASKS or not role
+            question = num_chars
+    return None
 
 
-def _message(message: object) -> int:
-    if not isinstance(message, dict) or not isinstance(message.get("value"), str):
-        raise BadRow("value", message, "is no message; it should be {from, value} with a text as value")
-    return len(message["value"])
+def _message(message: object) -> tuple[str, int]:
+    """Who speaks ("" where that is not told), and how many characters."""
+    if isinstance(message, dict):
+        text = message.get("value", message.get("content"))
+        role = message.get("from", message.get("role"))
+        if isinstance(text, str):
+            return (role.strip().lower() if isinstance(role, str) else ""), len(text)
+    raise BadRow("value", message, "is no message; it should be {from, value} or {role, content}, with a text")
 
 
 def _take(trace: Trace, rows: Ints) -> Trace:

@@ -201,6 +201,55 @@ def test_sharegpt_lengths_are_estimated_from_characters(tmp_path: Path) -> None:
     assert rows(load(tmp_path, "\n".join(map(json.dumps, json.loads(text))))) == [(None, 10, 2)]
 
 
+Q, A = "x" * 40, "y" * 80
+
+
+@pytest.mark.parametrize("key", ["conversations", "conversation", "messages"])
+@pytest.mark.parametrize("names", [("from", "value", "human", "gpt"), ("role", "content", "user", "assistant")])
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([("asks", Q), ("answers", A), ("asks", "x"), ("answers", "y")], (10, 20)),
+        ([("system", Q), ("asks", Q), ("answers", A)], (20, 20)),
+        ([("answers", "y" * 400), ("asks", Q), ("answers", A)], (10, 20)),
+        ([("asks", "x"), ("asks", Q), ("answers", A)], (10, 20)),
+        ([("system", Q), ("asks", Q)], None),
+        ([("asks", ""), ("answers", A)], None),
+        ([("answers", A), ("asks", Q)], None),
+    ],
+)
+def test_a_prompt_is_what_was_asked_whoever_speaks_first(
+    tmp_path: Path,
+    key: str,
+    names: tuple[str, str, str, str],
+    messages: list[tuple[str, str]],
+    expected: tuple[int, int] | None,
+) -> None:
+    by, text, asks, answers = names
+    told = [{by: {"asks": asks, "answers": answers}.get(who, who), text: what} for who, what in messages]
+    good = {key: [{by: asks, text: "x" * 4}, {by: answers, text: "y" * 4}]}
+    wanted = [(None, 1, 1)] + ([] if expected is None else [(None, *expected)])
+    for file in (json.dumps([good, {key: told}]), json.dumps(good) + "\n" + json.dumps({key: told})):
+        trace = load(tmp_path, file)
+        assert rows(trace) == wanted
+        assert trace.num_failed == (expected is None)
+
+
+def test_a_line_with_a_chat_id_counts_in_seconds(tmp_path: Path) -> None:
+    ids = {"input_length": 33, "output_length": 4, "hash_ids": [1, 2, 3]}
+    lines = [ids | {"timestamp": 61.114, "chat_id": 7, "parent_chat_id": -1, "type": "text", "turn": 1}]
+    lines += [ids | {"timestamp": 71.5, "chat_id": 8, "parent_chat_id": 7, "type": "text", "turn": 2}]
+    trace = load(tmp_path, "\n".join(map(json.dumps, lines)))
+    assert rows(trace) == [(61_114_000_000, 33, 4), (71_500_000_000, 33, 4)]
+    assert trace.hash_block_size == 16
+    assert "2 rows have a chat_id" in trace.notes[0]
+    assert "seconds" in trace.notes[0]
+
+
+def test_a_column_that_many_files_have_names_no_format(tmp_path: Path) -> None:
+    assert "is no known trace" in error(tmp_path, "timestamp,input_length,output_length\n0,100,10\n")
+
+
 BAD_CELLS = (
     [
         ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,{},5\n", cell, "prompt_tokens")
