@@ -818,7 +818,8 @@ def _queued_trace(
         at = int(np.flatnonzero(np.asarray(trace.prompt) != wanted)[0])
         raise ScenarioError(
             f"{workload}: row {int(rows[at]) + 1} has {int(trace.prompt[at])} prompt tokens, request "
-            f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run"
+            f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run, or in "
+            "another order: a request is the row whose number ends its id, else the row at its own place"
         )
     trace, notes = _with_outputs(run, trace, setting)
     start = run.first_queued_s

@@ -34,7 +34,8 @@ def read_bench(path: str | Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError):
         raise ScenarioError(f"{path}: cannot be read") from None
     except ValueError as error:
-        raise ScenarioError(f"{path}: not JSON: {error}") from None
+        several = "; of several results (--append-result) keep one" if "Extra data" in str(error) else ""
+        raise ScenarioError(f"{path}: not JSON: {error}{several}") from None
     if not isinstance(data, Mapping):
         raise ScenarioError(f"{path}: must be a JSON object, as vllm bench serve --save-detailed writes it")
     for name in _NEEDED:

@@ -20,6 +20,7 @@ from kvsim.types import ScenarioError
 REQUIRED = ("gpu", "framework", "version", "kernel", "op", "latency_us")
 _SORTS = REQUIRED[:5]
 """Columns that say which fit a row belongs to."""
+_DELIMITERS = ",;\t"
 _MOST = float(1 << 50)
 _MOST_US = 1e9
 
@@ -137,17 +138,19 @@ class Measurements:
 def read_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
     """Rows of a measurements file, each with the line it ends on.
 
-    Case, spaces and punctuation of a known column's name do not count. Raises ScenarioError naming the file, and the
-    column that is missing or there twice.
+    Case, spaces and punctuation of a known column's name do not count, nor does the case of an operation; blank lines
+    are no rows. Raises ScenarioError naming the file, and the column that is missing or there twice.
     """
     path = Path(path)
     if not path.is_file():
         raise ScenarioError(f"{path}: no such measurements file")
     try:
         with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.reader(handle, skipinitialspace=True)
+            first = handle.readline()
+            handle.seek(0)
+            reader = csv.reader(handle, delimiter=max(_DELIMITERS, key=first.count), skipinitialspace=True)
             header = [_column_name(name) for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -158,7 +161,10 @@ def read_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
     for line, row in rows:
         if len(row) != len(header):
             raise ScenarioError(f"{path}: line {line}: {len(row)} cells where the header has {len(header)}")
-    return [(line, dict(zip(header, (cell.strip() for cell in row), strict=True))) for line, row in rows]
+    cells = [(line, dict(zip(header, (cell.strip() for cell in row), strict=True))) for line, row in rows]
+    for _, row_cells in cells:
+        row_cells["op"] = row_cells["op"].lower()
+    return cells
 
 
 def _column_name(text: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.cost.calibrate import calibrate, profile_errors
-from kvsim.cost.measurements import load_measurements
+from kvsim.cost.measurements import load_measurements, read_rows
 from kvsim.cost.profile import load_profile, save_profile
 from kvsim.types import ScenarioError
 
@@ -193,6 +193,16 @@ def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: str, said: str)
     path.write_text(path.read_text().replace("\n", "\n\n", 1))  # a blank line counts as a line
     with pytest.raises(ScenarioError, match=re.escape(f"x.csv: line 10, column {column!r}: {said}")):
         load_measurements(path)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_rows_are_read_however_they_are_written(tmp_path: Path, delimiter: str) -> None:
+    plain = write(tmp_path / "plain.csv", gemm_rows())
+    lines = [line.replace(",gemm,", ",GEMM,").replace(",", delimiter) for line in plain.read_text().splitlines()]
+    blank = delimiter * lines[0].count(delimiter)
+    other = tmp_path / "other.csv"
+    other.write_text("\r\n".join([*lines, "", "  ", blank, ""]), newline="")
+    assert [row for _, row in read_rows(other)] == [row for _, row in read_rows(plain)]
 
 
 def test_a_column_counts_once_however_it_is_spelt(tmp_path: Path) -> None:

@@ -117,6 +117,13 @@ def test_token_times_are_start_plus_gaps(tmp_path: Path) -> None:
     assert held.tolist() == [100, 101, 102]
 
 
+def test_of_several_results_in_a_file_one_is_kept(tmp_path: Path) -> None:
+    path = bench(tmp_path / "b.json", 0.01)
+    path.write_text(path.read_text() + "\n" + path.read_text())
+    with pytest.raises(ScenarioError, match=r"of several results .* keep one"):
+        bench_overhead(path, TenMilliseconds())
+
+
 def test_a_benchmark_without_details_says_how_to_get_them(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps({"mean_ttft_ms": 3}))
     with pytest.raises(ScenarioError, match="--save-detailed"):
