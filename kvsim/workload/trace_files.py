@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TextIO
 
@@ -20,6 +21,8 @@ from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError
 MAX_TOKENS = 2**31 - 1
 MAX_SECONDS = 9e9
 """Times are 64-bit nanoseconds: about 290 years either way."""
+EXACT_SECONDS = 2e6
+"""Up to here a double, times 1e9, rounds to the right nanosecond."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -284,6 +287,8 @@ def parse_seconds(column: str, text: object, unit_ns: int = NS_PER_S, low: float
         raise BadRow(column, text, "is negative" if low == 0 else "is too early")
     if abs(number) * unit_ns > MAX_SECONDS * NS_PER_S:
         raise BadRow(column, text, f"is too large for a time{_unit_hint(number, unit_ns)}")
+    if isinstance(text, str) and abs(number) * unit_ns > EXACT_SECONDS * NS_PER_S:
+        return round(Decimal(text.strip()) * unit_ns)
     return round(number * unit_ns)
 
 

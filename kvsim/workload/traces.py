@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvsim.types import NS_PER_MS, NS_PER_S
 from kvsim.workload.trace_files import (
+    EXACT_SECONDS,
     MAX_SECONDS,
     MAX_TOKENS,
     BadRow,
@@ -133,6 +134,8 @@ def load_trace(
         first = _first_line(text)
         if not first.strip():
             fail(name, "is empty; a trace has at least one request")
+        if first.lstrip("\ufeff \t").startswith("{") and first.rstrip()[-1] in "{[":
+            fail(name, "is one JSON object over several lines; write one object a line, or a list of the requests")
         text.seek(0)
         entries: Iterable[object] | None = None
         if first.lstrip().lstrip("\ufeff").startswith("[") and trace_format in (None, "sharegpt", "mooncake"):
@@ -179,9 +182,10 @@ class Column:
         return frozenset(normal(name) for name in self.names)
 
 
-_ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at")
-_PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_len", "input_len")
-_OUTPUT_NAMES = ("output_tokens", "output_len")
+_ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at", "arrival_timestamp")
+_PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_len", "input_len", "prompt_size")
+_OUTPUT_NAMES = ("output_tokens", "output_len", "token_size")
+"""The last of each are those of SplitwiseSim."""
 _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
     "azure": (
         Column("arrival_ns", ("TIMESTAMP",), "timestamp"),
@@ -210,6 +214,7 @@ _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
         Column("session", ("session", "session_id"), "label", required=False),
     ),
 }
+_SESSION_NAMES = frozenset({"session", "sessionid"})
 _SECONDS_PER_YEAR = 365.25 * 86400
 _FROM_ZERO = frozenset({"azure", "burstgpt"})
 """Formats whose clock starts anywhere."""
@@ -338,6 +343,10 @@ def _unread(path: str, trace_format: str, header: list[str]) -> list[str]:
             notes.append(
                 f"{path}: column {name!r} is not read; workload.sampling.beam_width sets the beams of every request"
             )
+        elif plain in _SESSION_NAMES and plain not in known:
+            notes.append(
+                f"{path}: column {name!r} is not read in the {trace_format} format: every request comes at its own time"
+            )
         elif plain and plain not in known and (meant := _meant(plain, absent)):
             notes.append(f"{path}: column {name!r} is not read (did you mean {meant!r}?)")
     return notes
@@ -442,7 +451,7 @@ class _Columns:
                 return np.array([parse_timestamp("", cell) for cell in cells], dtype=np.int64)
             case "seconds":
                 times = np.array(cells, dtype=np.float64)
-                if not (np.all(times >= 0) and np.all(times <= MAX_SECONDS)):
+                if not (np.all(times >= 0) and np.all(times <= EXACT_SECONDS)):
                     raise ValueError
                 return np.rint(times * NS_PER_S).astype(np.int64)
         numbers = np.array(cells, dtype=np.float64)

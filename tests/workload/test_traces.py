@@ -246,6 +246,35 @@ def test_a_line_with_a_chat_id_counts_in_seconds(tmp_path: Path) -> None:
     assert "seconds" in trace.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("cell", "time_ns"), [("1715299200.123456789", 1_715_299_200_123_456_789), ("5e6", 5 * 10**15)]
+)
+def test_large_times_keep_their_nanoseconds(tmp_path: Path, cell: str, time_ns: int) -> None:
+    header = "arrival_s,prompt_tokens,output_tokens"
+    assert rows(load(tmp_path, f"{header}\n0.5,5,1\n{cell},5,1\n")) == [(NS_PER_S // 2, 5, 1), (time_ns, 5, 1)]
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    later = f"{azure}\n1715299200,5,1\n1715299200.009930,5,1\n"
+    assert rows(load(tmp_path, later)) == [(0, 5, 1), (9_930_000, 5, 1)]
+
+
+def test_splitwise_sims_columns(tmp_path: Path) -> None:
+    header = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+    trace = load(tmp_path, f"{header}\n0,2,0,0.5,1,100,10\n")
+    assert rows(trace) == [(NS_PER_S // 2, 100, 10)]
+    assert not trace.notes
+
+
+def test_sessions_that_are_not_read_are_named(tmp_path: Path) -> None:
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    (note,) = load(tmp_path, f"{header}\n5,1,2.5,ChatGPT,472,18,490,Conversation log\n").notes
+    assert "column 'Session ID' is not read in the burstgpt format" in note
+
+
+@pytest.mark.parametrize("whole", [{"timestamp": 0}, {"requests": [{"timestamp": 0}]}])
+def test_an_object_over_several_lines_is_no_row(tmp_path: Path, whole: object) -> None:
+    assert "one JSON object over several lines" in error(tmp_path, json.dumps(whole, indent=2))
+
+
 def test_a_column_that_many_files_have_names_no_format(tmp_path: Path) -> None:
     assert "is no known trace" in error(tmp_path, "timestamp,input_length,output_length\n0,100,10\n")
 
