@@ -750,10 +750,12 @@ def test_a_line_without_an_end(
 
 
 def test_a_list_without_an_end(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.workload.trace_files.MAX_TEXT_CHARS", 1000)
-    Path("t.json").write_text("[" + " \n" * 5000)
+    monkeypatch.setattr("kvsim.workload.traces.MAX_LINE_CHARS", 1000)
     args = ["trace", "t.json", "--format", "sharegpt"]
-    assert_refused(capsys, args, "t.json: has more than 1,000 characters in one list", "JSON lines")
+    Path("t.json").write_text('[{"a": "' + "x" * 5000)
+    assert_refused(capsys, args, "t.json: has an entry of more than 1,000 characters in its list")
+    Path("t.json").write_text("[" + " \n" * 5000)
+    assert_refused(capsys, args, "t.json: is no JSON: entry 1: Expecting value")
 
 
 def kvsim(*args: str, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

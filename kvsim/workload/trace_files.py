@@ -116,8 +116,6 @@ class _Peekable(Protocol):
 
 MAX_LINE_CHARS = 2**26
 """A line that is longer is no row: compressed zeros, or a file of another kind."""
-MAX_TEXT_CHARS = 2**31
-"""The longest JSON list that is read at once."""
 
 
 class _TooMuch(Exception):
@@ -125,7 +123,7 @@ class _TooMuch(Exception):
 
 
 class _BoundedText(io.TextIOWrapper):
-    """Text whose lines, and what is read at once, have an end."""
+    """Text whose lines have an end."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         line = super().readline(MAX_LINE_CHARS if size is None or size < 0 else size)
@@ -137,13 +135,6 @@ class _BoundedText(io.TextIOWrapper):
         if line := self.readline():
             return line
         raise StopIteration
-
-    def read(self, size: int | None = -1, /) -> str:
-        is_whole = size is None or size < 0
-        text = super().read(MAX_TEXT_CHARS if is_whole else size)
-        if is_whole and len(text) == MAX_TEXT_CHARS:
-            raise _TooMuch(f"has more than {MAX_TEXT_CHARS:,} characters in one list; write JSON lines instead")
-        return text
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kvsim.types import NS_PER_MS, NS_PER_S
 from kvsim.workload.trace_files import (
     EXACT_SECONDS,
+    MAX_LINE_CHARS,
     MAX_SECONDS,
     MAX_TOKENS,
     BadRow,
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 FORMATS = ("azure", "mooncake", "burstgpt", "vidur", "sharegpt", "csv")
 MOONCAKE_BLOCK = 512
 MAX_ROWS = 100_000_000
+_DECODER = json.JSONDecoder()
+_READ_CHARS = 1 << 20
+_SPACES = "\ufeff \t\r\n"
 _MESSAGE_LISTS = ("conversations", "conversation", "messages")
 """Where published conversations keep their messages."""
 _ASKS = frozenset({"human", "user"})
@@ -140,7 +145,12 @@ def load_trace(
         entries: Iterable[object] | None = None
         if first.lstrip().lstrip("\ufeff").startswith("[") and trace_format in (None, "sharegpt", "mooncake"):
             entries = _json_list(text, name)
-        found = trace_format or (_format_of(name, first) if entries is None else _format_of_entries(entries))
+        if trace_format is not None:
+            found = trace_format
+        elif entries is None:
+            found = _format_of(name, first)
+        else:
+            found, entries = _format_of_entries(entries)
         if found == "sharegpt":
             trace = _load_sharegpt(_json_lines(text) if entries is None else entries, errors, chars_per_token)
         elif found == "mooncake":
@@ -241,11 +251,18 @@ def _format_of(path: str, first: str) -> str:
     return best
 
 
-def _format_of_entries(entries: Iterable[object]) -> str:
-    """A list of conversations, or of the objects that Mooncake's lines hold."""
-    first = next((entry for entry in entries if isinstance(entry, dict)), {})
+def _format_of_entries(entries: Iterable[object]) -> tuple[str, Iterable[object]]:
+    """A list of conversations, or of the objects that Mooncake's lines hold; and all of its entries."""
+    left = iter(entries)
+    looked_at: list[object] = []
+    first: Mapping[str, object] = {}
+    for entry in left:
+        looked_at.append(entry)
+        if isinstance(entry, dict):
+            first = entry
+            break
     is_mooncake = "conversations" not in first and bool({"input_length", "output_length", "hash_ids"} & first.keys())
-    return "mooncake" if is_mooncake else "sharegpt"
+    return "mooncake" if is_mooncake else "sharegpt", chain(looked_at, left)
 
 
 def _load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool) -> Trace:
@@ -648,13 +665,79 @@ def _json_lines(text: TextIO) -> Iterator[_Line]:
         yield _Line(line.strip().strip("\ufeff"))
 
 
-def _json_list(text: TextIO, path: str) -> list[object]:
-    """The entries of one JSON list."""
-    try:
-        entries = json.loads(text.read().lstrip("\ufeff \t\r\n"))
-    except (ValueError, RecursionError) as error:
-        fail(path, f"is no JSON: {_json_problem(error)}")
-    return list(entries)
+class _ListText:
+    """The text of a JSON list, read piece by piece, and how far it is decoded."""
+
+    def __init__(self, text: TextIO, path: str) -> None:
+        self._text = text
+        self._path = path
+        self._read = ""
+        self._at = 0
+
+    def _more(self) -> bool:
+        """Forget what is decoded and read as much again as is left; False at the end of the file."""
+        self._read, self._at = self._read[self._at :], 0
+        if len(self._read) >= MAX_LINE_CHARS:
+            fail(self._path, f"has an entry of more than {MAX_LINE_CHARS:,} characters in its list; this is no trace")
+        piece = self._text.read(max(_READ_CHARS, len(self._read)))
+        self._read += piece
+        return bool(piece)
+
+    def next_char(self) -> str:
+        """Pass over spaces and take the character behind them; "" at the end of the file."""
+        while True:
+            for at in range(self._at, len(self._read)):
+                if self._read[at] not in _SPACES:
+                    self._at = at + 1
+                    return self._read[at]
+            self._at = len(self._read)
+            if not self._more():
+                return ""
+
+    def untake(self) -> None:
+        """The character taken last is the next one again."""
+        self._at -= 1
+
+    def entry(self, number: int) -> object:
+        """Entry `number` of the list; it may go on behind what has been read."""
+        value: object = None
+        while True:
+            problem, left = "", len(self._read) - self._at
+            try:
+                value, end = _DECODER.raw_decode(self._read, self._at)
+                left = len(self._read) - end
+            except (ValueError, RecursionError) as error:
+                problem = _json_problem(error)
+            # "1e+" may be the beginning of another number.
+            if (not problem and left > 2) or not self._more():
+                break
+        if problem:
+            self.fail(f"entry {number}: {problem}")
+        self._at = len(self._read) - left
+        return value
+
+    def fail(self, problem: str) -> NoReturn:
+        fail(self._path, f"is no JSON: {problem}")
+
+
+def _json_list(text: TextIO, path: str) -> Iterator[object]:
+    """The entries of one JSON list, each decoded when its turn comes: the whole need not fit into memory."""
+    source = _ListText(text, path)
+    source.next_char()
+    number = 0
+    found = source.next_char()
+    while found != "]" or number:
+        number += 1
+        if found:
+            source.untake()
+        yield source.entry(number)
+        if (end := source.next_char()) != ",":
+            if end != "]":
+                source.fail(f"entry {number} is followed by {end or 'the end of the file'!r}, not by a comma or ]")
+            break
+        found = source.next_char()
+    if source.next_char():
+        source.fail("text follows the end of the list")
 
 
 def _object(entry: object) -> Mapping[str, Any]:

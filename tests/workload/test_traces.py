@@ -13,7 +13,8 @@ from conftest import SHARED, needs_shared
 
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload import traces
-from kvsim.workload.traces import Trace, load_trace
+from kvsim.workload.trace_files import open_text
+from kvsim.workload.traces import Trace, _json_list, load_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -488,6 +489,7 @@ def test_names_in_quotes_are_one_column(tmp_path: Path, header: str) -> None:
     assert (trace.prompt.tolist(), trace.output.tolist()) == ([5], [1])
 
 
+PIECES: list[list[object]] = [[], [1.5e-10, -3, 0.25, 12], ["]", "[,{", "é"], [{"a": [1, {"b": "}"}]}, None, []]]
 MOONCAKE_ROWS = [
     {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]},
     {"timestamp": 500, "input_length": 512, "output_length": 4, "hash_ids": [1]},
@@ -502,6 +504,22 @@ def test_a_list_of_mooncakes_objects_is_read_as_its_lines(tmp_path: Path, indent
     assert whole.format == "mooncake"
     for name in ("arrival_ns", "prompt", "output", "hash_ids", "hash_offsets"):
         assert getattr(whole, name).tolist() == getattr(lines, name).tolist()
+
+
+@pytest.mark.parametrize("num_chars", [1, 2, 3, 7])
+def test_a_list_read_in_pieces_is_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_chars: int) -> None:
+    path = tmp_path / "trace.json"
+    texts = [json.dumps(value, indent=indent) for indent in (None, 1) for value in PIECES]
+    wanted = [json.loads(text) for text in texts]
+    monkeypatch.setattr("kvsim.workload.traces._READ_CHARS", num_chars)
+    for text, value in zip(texts, wanted, strict=True):
+        path.write_text(text)
+        with open_text(path) as opened:
+            assert list(_json_list(opened, "t")) == value
+    for text in ("[", "[1", "[1,", "[1,]", "[1 2]", "[1]]", '[{"a": 1', "[-]"):
+        path.write_text(text)
+        with open_text(path) as opened, pytest.raises(ScenarioError, match="is no JSON: "):
+            list(_json_list(opened, "t"))
 
 
 def test_a_bad_entry_of_a_list_is_named(tmp_path: Path) -> None:
