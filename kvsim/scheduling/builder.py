@@ -64,6 +64,7 @@ class PlanBuilder(PendingStep):
         "grown",
         "head_slots",
         "head_wait",
+        "new_rows",
         "num_crossed",
         "num_new_entries",
         "num_new_rows",
@@ -89,13 +90,15 @@ class PlanBuilder(PendingStep):
         self.resumed: list[Sequence] = []
         self.grown: list[Sequence] = []
         self.entries_of: dict[Sequence, int] = {}
-        """Table entries that changed, of those of `grown` that did not cross."""
+        """Table entries that changed, of whole new rows and of those of `grown` that did not cross."""
         self.preempted: list[Preemption] = []
         self.skipped: list[Sequence] = []
         self.copies: list[BlockCopy] = []
         self.swap_out: list[BlockMove] = []
         self.swap_in: list[BlockMove] = []
         self.updates: list[TableUpdate] = []
+        self.new_rows: list[Sequence] = []
+        """Those that were forked, or come back from the host: every entry of their tables is new."""
         self.num_crossed = 0
         """The first so many of `grown` are members of the calendar that took exactly one block."""
         self.num_new_entries = 0
@@ -167,13 +170,37 @@ class PlanBuilder(PendingStep):
             or self.num_new_rows > self.num_crossed
         )
 
+    def note_row(self, seq: Sequence, num_entries: int) -> None:
+        """A sequence was forked, or comes back from the host."""
+        self.new_rows.append(seq)
+        self.entries_of[seq] = num_entries
+        self.num_new_entries += num_entries
+        self.num_new_rows += 1
+
+    def note_growth(self, seq: Sequence, num_new: int, num_copies: int) -> bool:
+        """A table got longer, or its tail was copied; returns whether it was there before this step.
+
+        Where the whole row is new a copied tail is no second change of its entry.
+        """
+        self.grown.append(seq)
+        is_old = seq not in self.entries_of
+        num_entries = num_new + num_copies if is_old else num_new
+        self.entries_of[seq] = self.entries_of.get(seq, 0) + num_entries
+        self.num_new_entries += num_entries
+        self.num_new_rows += is_old
+        return is_old
+
     def drop(self, seq: Sequence) -> None:
-        """A sequence that had its turn is preempted: its tokens are given back to the budget."""
+        """A sequence that is preempted may have had its turn: its tokens are given back to the budget."""
         if seq in self.grown:
             self.num_crossed -= self.grown.index(seq) < self.num_crossed
             self.grown.remove(seq)
-            self.num_new_entries -= self.entries_of.pop(seq, 1)
+            self.entries_of.setdefault(seq, 1)
+        if seq in self.entries_of:
+            self.num_new_entries -= self.entries_of.pop(seq)
             self.num_new_rows -= 1
+        if seq in self.new_rows:
+            self.new_rows.remove(seq)
         if seq in self.skipped:
             self.skipped.remove(seq)
         if seq in self.decodes:

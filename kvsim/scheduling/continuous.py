@@ -50,7 +50,7 @@ class ContinuousScheduler(TokenEmission):
 
     def _quiet_crossing(self) -> Seq[Sequence] | None:
         """Who needs a block, if nobody waits, none but members of the calendar run, and there are blocks; else None."""
-        if self.stepwise or self.waiting or self.swapped or not self._is_plain or self._forked_rows:
+        if self.stepwise or self.waiting or self.swapped or not self._is_plain or self._forked:
             return None
         calendar = self.calendar
         crossing = calendar.crossing()
@@ -87,8 +87,11 @@ class ContinuousScheduler(TokenEmission):
         if not threshold or len(self.running) + len(self.waiting) + len(self.swapped) <= 1:
             threshold = UNLIMITED
         step = PlanBuilder(self.num_steps, self.calendar.tick, self.max_num_batched_tokens, threshold)
-        step.num_new_entries, step.num_new_rows = self._forked_entries, self._forked_rows
-        self._forked_entries = self._forked_rows = 0
+        for seq in self._forked:
+            # Who ended as soon as it was there needs no row.
+            if seq.status is Status.RUNNING:
+                step.note_row(seq, self._count_entries((seq,)))
+        self._forked.clear()
         self.num_steps += 1
         return step
 
@@ -231,11 +234,8 @@ class ContinuousScheduler(TokenEmission):
 
     def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
         self.num_table_entries += num_new
-        step.grown.append(seq)
-        step.entries_of[seq] = num_new + num_copies
-        step.num_new_entries += num_new + num_copies
-        step.num_new_rows += 1
-        if self.detail:
+        is_old = step.note_growth(seq, num_new, num_copies)
+        if self.detail and is_old:
             num_changed = num_new + num_copies
             table = self.allocator.block_table(seq.seq_id)
             start = len(table) - num_changed
@@ -320,10 +320,9 @@ class ContinuousScheduler(TokenEmission):
             self.swapped.pop_head()
             step.swap_in.extend(self.allocator.swap_in([seq.seq_id for seq in group.seqs]) or ())
             self._start_running(group)
-            num_entries = self._count_entries(group.seqs)
-            self.num_table_entries += num_entries
-            step.num_new_entries += num_entries
-            step.num_new_rows += len(group.seqs)
+            self.num_table_entries += self._count_entries(group.seqs)
+            for seq in group.seqs:
+                step.note_row(seq, self._count_entries((seq,)))
             step.resumed.extend(group.seqs)
             for seq in group.seqs:
                 self._continue_one(seq, step)
@@ -560,9 +559,9 @@ class ContinuousScheduler(TokenEmission):
     def _list_updates(self, step: PlanBuilder) -> tuple[TableUpdate, ...]:
         """Table entries that changed, in an order in which they can be applied: whole tables, then new tails.
 
-        Who was swapped in may have grown in the same step; the whole table has that tail already.
+        Who was forked or swapped in may have grown in the same step; the whole table has that tail already.
         """
-        whole = [admission.seq for admission in step.admitted] + step.resumed
+        whole = [admission.seq for admission in step.admitted] + step.new_rows
         updates = [TableUpdate(seq, 0, tuple(self.allocator.block_table(seq.seq_id))) for seq in whole]
         return (*updates, *step.updates)
 

@@ -87,10 +87,8 @@ class TokenEmission(EngineState):
         child.rank = group.order * RANKS_PER_GROUP + group.next_place
         group.next_place += 1
         insort(self.stepwise, child, key=by_rank)
-        num_entries = self._count_entries((child,))
-        self.num_table_entries += num_entries
-        self._forked_entries += num_entries
-        self._forked_rows += 1
+        self.num_table_entries += self._count_entries((child,))
+        self._forked.append(child)
         outcome.forks.append(Fork(parent, child))
 
     def _emit(self, seq: Sequence, outcome: OutcomeBuilder) -> None:

@@ -132,8 +132,8 @@ class EngineState:
         self._num_extra_waiting = 0
         self._num_orders = 0
         self._num_sequences_made = 0
-        self._forked_entries = 0
-        self._forked_rows = 0
+        self._forked: list[Sequence] = []
+        """Sequences that came by a fork since the last plan: their rows of the block table are new."""
         self._num_fruitless = 0
         """Preemptions since the last token that anybody emitted."""
 

@@ -154,6 +154,8 @@ class VllmV0Scheduler:
         """Decode steps that asked the calendar alone."""
         self._scheduled: list[Group] = []
         """Groups of the prompt step being planned."""
+        self._forked: dict[Sequence, None] = {}
+        """Sequences that came by a fork since the last decode step: their rows of the block table are new."""
         self._is_sorted = True
         self._last_order = 0
         self._num_joined = 0
@@ -216,6 +218,7 @@ class VllmV0Scheduler:
             self._admit_waiting(draft)
         if not draft.is_prompt_step:
             self._continue_running(draft)
+            self._note_forks(draft)
             self._resume_swapped(draft)
             self._store_decodes(draft)
         plan = draft.plan(
@@ -484,6 +487,7 @@ class VllmV0Scheduler:
         group.seqs.append(child)
         self._rank(group, child)
         outcome.forks.append(Fork(parent, child))
+        self._forked[child] = None
 
     def _end_all(self, group: Group, ended: list[Sequence], outcome: OutcomeBuilder) -> None:
         for seq in ended:
@@ -561,7 +565,16 @@ class VllmV0Scheduler:
         if self.detail:
             draft.table_updates.append(TableUpdate(seq, 0, tuple(table)))
 
+    def _note_forks(self, draft: StepDraft) -> None:
+        """Whole rows, with what was appended or copied in this step, of those who still run."""
+        for seq in self._forked:
+            if seq.status is Status.RUNNING:
+                self._note_table(draft, seq)
+        self._forked.clear()
+
     def _note_tail(self, draft: StepDraft, seq: Sequence) -> None:
+        if seq in self._forked:
+            return
         draft.note_table(1)
         if self.detail:
             table = self.allocator.block_table(seq.seq_id)

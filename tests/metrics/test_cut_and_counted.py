@@ -23,6 +23,57 @@ def test_what_a_victim_grew_by_in_its_last_step_is_no_table_update(engine_loop: 
     assert out.summary["block_table_updates"] == 5
 
 
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize("engine", ["paged", "vllm-v0"])
+def test_a_forked_row_and_its_copied_tail_are_one_change(engine: str, engine_loop: str) -> None:
+    """Four samples of 10 tokens at B = 4, 15 stored in the end: 3 entries, three new rows of 3, the leader's copied
+    tail, and a fourth block for each. Two of the other samples copy a tail that is new in their rows anyway.
+    """
+    assert _num_updates(engine, engine_loop, {"prompt_tokens": 10, "output_tokens": 6, "n": 4}) == 3 + 9 + 1 + 4
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize("engine", ["paged", "vllm-v0"])
+def test_samples_that_end_at_once_get_no_row(engine: str, engine_loop: str) -> None:
+    """A's two entries; B's one, and its second block."""
+    a, b = {"prompt_tokens": 8, "output_tokens": 1, "n": 4}, {"prompt_tokens": 3, "output_tokens": 3}
+    assert _num_updates(engine, engine_loop, a, b) == 2 + 1 + 1
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+def test_the_row_of_a_fork_that_is_pushed_out_at_once_is_no_update(engine_loop: str) -> None:
+    """A and B have 2 entries each. A's third block pushes B out before the row of its second sample was uploaded;
+    when it comes back: 2, then that row of 2 and the leader's copied tail, then a third block for each.
+    """
+    out = play(
+        [request("a", 8, 4), request("b", 6, 4, sampling=TWO)], num_blocks=5, block_size=4, engine_loop=engine_loop
+    )
+    assert out["b"].num_preemptions == 1
+    assert out.summary["block_table_updates"] == 4 + 1 + 2 + 3 + 2
+
+
+def test_the_row_of_a_fork_that_comes_back_from_the_host_is_one_change() -> None:
+    """As before, but B's two blocks are on the host meanwhile: two rows of 2, of which a tail is copied."""
+    out = play(
+        [request("a", 8, 4), request("b", 6, 4, sampling=TWO)],
+        num_blocks=5, block_size=4, num_host_blocks=4, preemption="swap",
+    )  # fmt: skip
+    assert out.summary["num_swapped_in_blocks"] == 2
+    assert out.summary["num_cow_copies"] == 1
+    assert out.summary["block_table_updates"] == 4 + 1 + 4 + 2
+
+
+def _num_updates(engine: str, engine_loop: str, *requests: dict[str, int]) -> int:
+    scenario = {
+        "engine": engine,
+        "engine_loop": engine_loop,
+        "memory": {"num_gpu_blocks_override": 30},
+        "allocator": {"block_size": 4},
+        "workload": {"requests": list(requests)},
+    }
+    return int(kvsim.run(scenario).summary["block_table_updates"])
+
+
 def test_a_preempted_request_that_the_horizon_cuts_off_keeps_the_tokens_of_all_its_samples() -> None:
     """B is pushed out in step 2, when each of its samples had emitted two tokens."""
     out = play([request("a", 1, 6), request("b", 1, 3, sampling=TWO)], num_blocks=6, block_size=1, horizon_ms=3)

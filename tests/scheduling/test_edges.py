@@ -114,9 +114,10 @@ def test_nobody_is_swapped_without_host_memory(engine: str) -> None:
 @pytest.mark.parametrize("make_scheduler", [paged, v1], ids=["paged", "v1"])
 def test_continuous_engines_count_entries_as_they_list_them(make_scheduler: Any, engine_loop: str) -> None:
     scheduler = make_scheduler(12, 4, detail=True, engine_loop=engine_loop)
-    run = drive(scheduler, [request(name, 9, 12) for name in "abcd"])
+    run = drive(scheduler, [request("a", 9, 12), request("b", 9, 12, n=2), *(request(name, 9, 12) for name in "cd")])
     assert run.preempted
     for plan in run.plans:
+        assert plan.shape.num_table_rows == len(plan.table_updates)
         assert plan.shape.num_table_updates == sum(len(update.block_ids) for update in plan.table_updates)
 
 
