@@ -258,9 +258,15 @@ def _late_warnings(summary: dict[str, Any], num_cut: int) -> Iterable[str]:
             "requests end early, are preempted or aborted"
         )
     if num_cut:
-        yield f"{num_cut} outputs were cut where prompt and output together reach scheduler.max_model_len"
-    if summary["num_rejected"]:
-        yield f"{summary['num_rejected']} requests can never be served and were rejected: see reason in requests.csv"
+        outputs = "1 output was" if num_cut == 1 else f"{num_cut} outputs were"
+        yield f"{outputs} cut where prompt and output together reach scheduler.max_model_len"
+    if num_rejected := summary["num_rejected"]:
+        requests = (
+            "1 request can never be served and was"
+            if num_rejected == 1
+            else (f"{num_rejected} requests can never be served and were")
+        )
+        yield f"{requests} rejected: see reason in requests.csv"
 
 
 def _short_shares(scenario: Scenario, engine: Engine) -> Iterable[str]:

@@ -258,7 +258,8 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
     workload, scheduler = scenario.workload, scenario.scheduler
     if isinstance(workload, Custom) or isinstance(scheduler, Custom):
         return
-    for name in ("n", "beam_width"):
+    splits = _splits_samples(scheduler)
+    for name in ("beam_width",) if splits else ("n", "beam_width"):
         width = getattr(workload.sampling, name)
         if width > scheduler.max_num_seqs:
             yield Finding(
@@ -266,9 +267,16 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
                 f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): no request could run",
             )
     for key, name, width in _written_widths(workload):
-        if width > scheduler.max_num_seqs:
+        if width > scheduler.max_num_seqs and not (splits and name == "n"):
             text = f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): it will be rejected"
             yield Finding((*key, name), text, False)
+
+
+def _splits_samples(scheduler: object) -> bool:
+    """The engines that run the samples of a request each for itself: vLLM's of today, and the Orca ones."""
+    if isinstance(scheduler, ContinuousScheduler):
+        return scheduler.reservation is not None
+    return isinstance(scheduler, VllmV1Scheduler)
 
 
 def _written_widths(workload: Workload) -> Iterator[tuple[Key, str, int]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvsim
 from kvsim.scenario.layout import blocks, json_schema
 from kvsim.scenario.presets import PRESETS
 from kvsim.scenario.resolve import load_scenario, scenario_from_dict, scenario_from_text
@@ -189,3 +190,27 @@ def test_a_model_that_kernels_cannot_price_is_not_valid(tmp_path, cost, config, 
     (tmp_path / "s.yaml").write_text(text + "{num_gpu_blocks_override: 100}\n")
     with pytest.raises(ScenarioError, match=re.escape(message)):
         load_scenario(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_split"),
+    [("vllm-v1", True), ("vllm-v1-async", True), ("orca-max", True), ("orca-oracle", True), ("paged", False),
+     ("static", False), ("no-evict", False), ("vllm-v0", False)],
+)  # fmt: skip
+def test_samples_that_run_each_for_itself_need_no_seats_at_once(engine, is_split):
+    """Three samples, two seats: an engine that runs them one by one serves them, and nothing else is said."""
+    scenario = {
+        "engine": engine,
+        "memory": {"num_gpu_blocks_override": 30},
+        "scheduler": {"max_num_seqs": 2, "max_model_len": 32, "max_num_batched_tokens": 64},
+        "workload": {"requests": [{"prompt_tokens": 6, "output_tokens": 2, "n": 3}]},
+    }
+    summary = kvsim.run(scenario).summary
+    assert summary["completed"] == is_split
+    assert ("it will be rejected" in str(summary["warnings"])) is not is_split
+    drawn = {**scenario, "workload": {"num_requests": 1, "sampling": {"n": 3}}}
+    if is_split:
+        scenario_from_dict(drawn)
+    else:
+        with pytest.raises(ScenarioError, match=r"sampling\.n: is 3, above scheduler\.max_num_seqs \(2\)"):
+            scenario_from_dict(drawn)
