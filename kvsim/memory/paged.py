@@ -235,6 +235,29 @@ class PagedAllocator:
         self._num_logical += 1
         return ()
 
+    def retract(self, seq_id: SeqId, num_tokens: int, copies: Iterable[BlockCopy] = ()) -> None:
+        """Take the last `append_slots` of a sequence back: its tokens are not written after all.
+
+        `copies` may hold those of others; none was executed. Raises AllocatorError for an unknown or swapped sequence,
+        for one that stores fewer tokens, and for windows.
+        """
+        table = self._table(seq_id)
+        if self.window_blocks or not 0 < num_tokens < table.num_tokens:
+            raise AllocatorError(f"sequence {seq_id!r} cannot take back {num_tokens} of {table.num_tokens} tokens")
+        self._name(seq_id)
+        table.num_tokens -= num_tokens
+        num_blocks = self._ceil(table.num_tokens)
+        unused = table.block_ids[num_blocks:]
+        del table.block_ids[num_blocks:]
+        self._num_logical -= len(unused)
+        copy = next((copy for copy in copies if copy.dst == table.block_ids[-1]), None)
+        if copy is not None:
+            self._num_shared_tails += self._ref[copy.src] == 1
+            self.pool.share(copy.src)
+            table.block_ids[-1] = copy.src
+            unused.append(copy.dst)
+        self.pool.release(unused)
+
     def grow_each(self, seq_ids: Sequence[SeqId]) -> int:
         """Fill the blocks that each sequence has, and store one token in a new one, in order.
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import Any
 
-from kvsim.memory.interface import NO_MATCH, PrefixMatch
+from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch
 from kvsim.request import Group, Sequence, Status
 from kvsim.scheduling.builder import UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
@@ -227,9 +227,7 @@ class ContinuousScheduler(TokenEmission):
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt one victim; False if that was the sequence's own group."""
         victim = self.victim(self.running.values())
-        # Whoever had its turn holds slots of this step, which a move to the host would take for stored tokens.
-        had_its_turn = victim.seqs[0].rank < seq.rank
-        self._preempt(victim, step, can_swap=not had_its_turn)
+        self._preempt(victim, step)
         return victim is not seq.group
 
     def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
@@ -241,16 +239,15 @@ class ContinuousScheduler(TokenEmission):
             start = len(table) - num_changed
             step.updates.append(TableUpdate(seq, start, tuple(table[start:])))
 
-    def _preempt(self, group: Group, step: PlanBuilder, *, can_swap: bool = True) -> None:
+    def _preempt(self, group: Group, step: PlanBuilder) -> None:
         """Take a running group's blocks away; it goes to the front of the line, or to the host."""
         for seq in group.seqs:
             if seq.join_tick >= 0 and step.charges_members:
                 step.budget += 1
             self._settle(seq)
-        if step.copies:
-            self._drop_copies(group, step)
+        copies = self._drop_copies(group, step) if step.copies else ()
         self._stop_running(group)
-        is_swap = can_swap and self.wants_swap(group, self.allocator) and self._swap_out(group, step)
+        is_swap = self.wants_swap(group, self.allocator) and self._swap_out(group, copies, step)
         for seq in group.seqs:
             step.preempted.append(Preemption(seq, is_swap, seq.num_computed_tokens))
             step.drop(seq)
@@ -268,10 +265,12 @@ class ContinuousScheduler(TokenEmission):
             group.seqs, group.unforked = group.members[:1], group.members[1:]
             self.waiting.add_front(group)
 
-    def _drop_copies(self, group: Group, step: PlanBuilder) -> None:
+    def _drop_copies(self, group: Group, step: PlanBuilder) -> Seq[BlockCopy]:
         """Nobody reads what was to be copied for a victim; its blocks may be handed out again in this very step."""
         named = {block_id for seq in group.seqs for block_id in self.allocator.block_table(seq.seq_id)}
+        dropped = [copy for copy in step.copies if copy.dst in named]
         step.copies = [copy for copy in step.copies if copy.dst not in named]
+        return dropped
 
     def _reset(self, seq: Sequence) -> None:
         """A victim of recompute keeps its tokens and loses everything else."""
@@ -280,8 +279,10 @@ class ContinuousScheduler(TokenEmission):
         seq.num_placeholders = 0
         seq.is_decoding = False
 
-    def _swap_out(self, group: Group, step: PlanBuilder) -> bool:
-        """Move a victim to the host; False if there is no room."""
+    def _swap_out(self, group: Group, copies: Seq[BlockCopy], step: PlanBuilder) -> bool:
+        """Move a victim to the host; False if there is no room, or what it took in this step cannot be taken back."""
+        if not self._retract(group, copies):
+            return False
         allocator = self.allocator
         num_entries = self._count_entries(group.seqs)
         moves = allocator.swap_out([seq.seq_id for seq in group.seqs])
@@ -289,6 +290,21 @@ class ContinuousScheduler(TokenEmission):
             return False
         self.num_table_entries -= num_entries
         step.swap_out.extend(moves)
+        return True
+
+    def _retract(self, group: Group, copies: Seq[BlockCopy]) -> bool:
+        """Whoever had its turn holds slots of this step, which are no stored tokens; False if they cannot go back."""
+        allocator: Any = self.allocator
+        surplus = {seq: allocator.num_tokens(seq.seq_id) - seq.num_computed_tokens for seq in group.seqs}
+        if not any(surplus.values()):
+            return True
+        if not hasattr(allocator, "retract") or getattr(allocator, "window_blocks", 0) > 0:
+            return False
+        num_entries = self._count_entries(group.seqs)
+        for seq, num_tokens in surplus.items():
+            if num_tokens:
+                allocator.retract(seq.seq_id, num_tokens, copies)
+        self.num_table_entries -= num_entries - self._count_entries(group.seqs)
         return True
 
     def _check_progress(self, group: Group) -> None:

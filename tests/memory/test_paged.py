@@ -118,6 +118,40 @@ def test_catching_up_is_appending_one_by_one() -> None:
     assert state(fast) == state(slow)
 
 
+def test_what_was_appended_and_not_written_goes_back() -> None:
+    """A copies the tail it shares with B and C, B too; C writes in place. Then all three take their token back."""
+    allocator = PagedAllocator(6, 4)
+    allocator.allocate("A", 6)
+    allocator.fork("A", "B")
+    allocator.fork("A", "C")
+    copies = [copy for name in "ABC" for copy in allocator.append_slots(name)]
+    assert copies == [BlockCopy(1, 2, 2), BlockCopy(1, 3, 2)]
+    for name in "BCA":
+        allocator.retract(name, 1, copies)
+    assert {allocator.block_table(name) for name in "ABC"} == {(0, 1)}
+    assert [allocator.ref_count(block_id) for block_id in range(4)] == [3, 3, 0, 0]
+    assert (allocator.num_shared_partial_tails, allocator.num_filled_slots) == (1, 6)
+    assert allocator.free_block_ids() == (4, 5, 3, 2)
+    allocator.audit()
+
+
+def test_new_blocks_of_tokens_that_are_not_written_go_back() -> None:
+    allocator = PagedAllocator(6, 4)
+    allocator.allocate("A", 7)
+    allocator.append_slots("A", 6)
+    assert allocator.block_table("A") == (0, 1, 2, 3)
+    allocator.retract("A", 6)
+    assert (allocator.block_table("A"), allocator.num_tokens("A")) == ((0, 1), 7)
+    allocator.audit()
+    before = state(allocator)
+    for num_tokens in (0, 7):
+        with pytest.raises(AllocatorError, match=f"cannot take back {num_tokens} of 7 tokens"):
+            allocator.retract("A", num_tokens)
+    with pytest.raises(AllocatorError, match="no block table"):
+        allocator.retract("B", 1)
+    assert state(allocator) == before
+
+
 @pytest.mark.parametrize("num_tokens", [0, -1])
 def test_appending_nothing_is_refused(num_tokens: int) -> None:
     allocator = PagedAllocator(4, 4)

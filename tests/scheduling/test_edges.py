@@ -354,3 +354,65 @@ def test_peak_blocks_are_those_of_all_samples(engine: str) -> None:
     slots = {"orca-max": 16, "orca-pow2": 6 + 8, "orca-oracle": 10, "static": 16}.get(engine)
     assert result.requests["peak_blocks"].tolist() == [7 if slots is None else 3 * slots]
     assert result.steps["used_blocks"].max() == result.requests["peak_blocks"].max()
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize(
+    ("prompt", "output", "n", "num_blocks", "step", "num_moved", "num_copies"),
+    [
+        # Both samples store 8 tokens; the first takes the last block for its ninth, the second finds none.
+        (6, 5, 2, 7, 4, 3, 1),
+        # The first of three samples copies the shared tail into the last block, the second finds none.
+        (6, 2, 3, 6, 1, 2, 2),
+    ],
+)
+def test_a_group_of_which_some_had_their_turn_is_swapped_as_it_was(
+    engine_loop: str, prompt: int, output: int, n: int, num_blocks: int, step: int, num_moved: int, num_copies: int
+) -> None:
+    """B's blocks of before this step move to the host; what its first sample took goes back to the pool."""
+    late = {"arrival_s": 0.001} if step == 4 else {}
+    result = kvsim.run(
+        {
+            "engine_loop": engine_loop,
+            "memory": {"num_gpu_blocks_override": num_blocks, "num_cpu_blocks_override": 8},
+            "allocator": {"block_size": 4, "watermark": 0.0},
+            "scheduler": {"preemption": "swap"},
+            "cost": {"type": "linear", "step_ms": 1.0, "prefill_token_us": 0, "context_token_ns": 0},
+            "workload": {
+                "requests": [
+                    {"id": "a", "prompt_tokens": 8, "output_tokens": 9},
+                    {"id": "b", "prompt_tokens": prompt, "output_tokens": output, "n": n, **late},
+                ]
+            },
+        },
+        options=Options(check=True, replay=True, plots=False),
+    )
+    summary = result.summary
+    assert result.steps.swapped_out_blocks.tolist()[step] == num_moved
+    assert (summary["num_swapped_out_blocks"], summary["num_swapped_in_blocks"]) == (num_moved, num_moved)
+    assert (summary["num_preemptions"], summary["num_recomputed_tokens"]) == (1, 0)
+    assert summary["num_cow_copies"] == num_copies
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+def test_a_less_urgent_request_that_had_its_turn_is_swapped(engine_loop: str) -> None:
+    """A stores 9 tokens in 3 blocks and has had its turn when B, more urgent, wants a third block of 5."""
+    requests = [
+        {"id": "a", "prompt_tokens": 8, "output_tokens": 5, "priority": 1},
+        {"id": "b", "prompt_tokens": 8, "output_tokens": 5, "arrival_s": 0.0005},
+    ]
+    result = kvsim.run(
+        {
+            "engine_loop": engine_loop,
+            "memory": {"num_gpu_blocks_override": 5, "num_cpu_blocks_override": 8},
+            "allocator": {"block_size": 4, "watermark": 0.0},
+            "scheduler": {"preemption": "swap", "scheduling_policy": "priority"},
+            "cost": {"type": "linear", "step_ms": 1.0, "prefill_token_us": 0, "context_token_ns": 0,
+                     "swap_block_us": 0, "swap_bandwidth_gb_s": 1e15},
+            "workload": {"requests": requests},
+        },
+        options=Options(check=True, replay=True, plots=False),
+    )  # fmt: skip
+    assert result.summary["num_swapped_out_blocks"] == result.summary["num_swapped_in_blocks"] == 3
+    assert result.summary["num_recomputed_tokens"] == 0
+    assert [round(1000 * end) for end in result.requests.finish_s] == [9, 6]
