@@ -159,6 +159,8 @@ class LifeStory:
         stored = sum(entry.num_stored_tokens for entry in preempted)
         how = "swapped out to the host" if preempted[0].is_swap else "thrown out, to be computed again"
         tokens = _count(stored, "stored token")
+        if len(preempted) > 1:
+            tokens += f" ({len(preempted)} sequences, each with what it shares)"
         self._tell(now, f"is preempted: blocks ran out and it is the engine's victim. {tokens} {_are(stored)} {how}")
         for entry in () if preempted[0].is_swap else preempted:
             before = self._stored_before.get(entry.seq.seq_id, 0)
