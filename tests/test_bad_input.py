@@ -195,6 +195,10 @@ EDITS = [
     ("horizon: null", "sweep: {vary: {blok_size: [8]}}", "vary.blok_size", "did you mean allocator.block_size?"),
     ("horizon: null", "sweep: {vary: {}}", "sweep.vary: is empty", "at least one key"),
     ("horizon: null", "sweep: {}", "sweep.vary: is missing", "give it a value"),
+    ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: []}", "s.yaml:16:28: sweep.seeds: is []", "at least one seed"),
+    ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: [1, x]}", "sweep.seeds[1]: is 'x'", "must be a whole number"),
+    ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: [-1]}", "sweep.seeds[0]: is -1", "must be at least 0"),
+    ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: 0}", "sweep.seeds: is 0", "must be at least 1"),
     # blocks that are something else
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: 5", "allocator: is 5", "it takes keys: type"),
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: [1]", "allocator: is [1]", "it takes keys: type"),
@@ -634,6 +638,30 @@ def test_validate_never_imports(here: Path, capsys: pytest.CaptureFixture[str]) 
     Path("trap_module.py").write_text("raise SystemExit('imported')")
     Path("s.yaml").write_text(replaced("{block_size: 16, watermark: 0.01}", "{type: 'trap_module:Thing', quantum: 64}"))
     assert main(["validate", "s.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("{vary: {allocator.block_size: [8, foo]}}", ["1 of 2 combinations", "allocator.block_size: is 'foo'"]),
+        ("{vary: {allocator.block_size: 8:1:1}}", ["sweep.vary.allocator.block_size", "low must not exceed high"]),
+        ("{vary: {allocator.block_size: []}}", ["sweep.vary.allocator.block_size", "has an empty value"]),
+        (
+            "{vary: {gpu: [a100-80gb, a100-81gb]}}",
+            ["1 of 2 combinations", "unknown GPU", "did you mean a100-80gb"],
+        ),
+        ("{vary: {seed: [1, 2]}}", ["seed is not varied like other keys", "seeds: [1, 2, 7]"]),
+        ("{vary: {allocator.block_size: [8, 16], allocator.watermark: [0]}, zip: true}", ["equally long"]),
+        ("{vary: {allocator.sliding_window: [160, 100]}}", ["is 100; must be a multiple of block_size (16)"]),
+    ],
+)
+def test_validate_looks_at_every_point_of_a_sweep(
+    here: Path, capsys: pytest.CaptureFixture[str], block: str, expected: list[str]
+) -> None:
+    (here / "s.yaml").write_text(replaced("horizon: null", f"sweep: {block}"))
+    said = assert_refused(capsys, ["validate", "s.yaml"], *expected)
+    assert assert_refused(capsys, ["sweep", "s.yaml"]) == said
+    assert not (here / "results").exists()
 
 
 def test_several_problems_are_told_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

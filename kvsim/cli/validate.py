@@ -18,10 +18,12 @@ def command(
     ] = None,
     resolved: Annotated[bool, Option("--resolved", help="Print every value and where it came from.")] = False,
 ) -> None:
-    """Check a scenario without running it; classes of your own are not imported."""
+    """Check a scenario, and every point of its sweep, without running it; classes of your own are not imported."""
     from kvsim.scenario.resolve import load_scenario
+    from kvsim.sweeps.grid import own_grid
 
     found = load_scenario(scenario, sets, engine=engine)
+    own_grid(found)
     for text in found.warnings:
         console.warn(text)
     if resolved:

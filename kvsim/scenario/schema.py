@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from kvsim.scenario.fields import (
     Block,
@@ -22,6 +22,7 @@ from kvsim.scenario.fields import (
     Number,
     Positive,
     PositiveSize,
+    Seed,
     Size,
     Text,
     TimeNs,
@@ -343,6 +344,16 @@ class Slo(Block):
     """End-to-end latency."""
 
 
+def _seeds_tag(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "number"
+
+
+def _some(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if not seeds:
+        raise ValueError("must name at least one seed")
+    return seeds
+
+
 class Sweep(Block):
     """A grid of scenarios for `kvsim sweep`."""
 
@@ -350,7 +361,11 @@ class Sweep(Block):
     """Key to values: a list, or a text such as 8,16,32 or 1:10:1."""
     zip: Bool = False
     """Take the lists side by side instead of every combination."""
-    seeds: Annotated[Int, Field(ge=1, le=100_000)] | tuple[Int, ...] = 1
+    seeds: Annotated[
+        Annotated[Int, Field(ge=1, le=100_000), Tag("number")]
+        | Annotated[tuple[Seed, ...], AfterValidator(_some), Tag("list")],
+        Discriminator(_seeds_tag),
+    ] = 1
     """How many seeds, or which."""
 
 
@@ -380,7 +395,7 @@ class Scenario(Block):
     """Names the results folder."""
     description: Text | None = None
     """What it is for."""
-    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     """Everything random is drawn from it, by name."""
     engine: Engine = "paged"
     """A preset of allocator and scheduler; their own blocks override it."""

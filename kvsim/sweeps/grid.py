@@ -199,3 +199,12 @@ def _is_ordinary(value: Any) -> bool:
 def vary_of(block: Sweep) -> dict[str, list[Any]]:
     """What a scenario's own `sweep:` block varies."""
     return {name: values_of(given, f"sweep.vary.{name}") for name, given in block.vary.items()}
+
+
+def own_grid(base: ResolvedScenario) -> list[Point]:
+    """The points of a scenario's own `sweep:` block, none if it has none. Raises ScenarioError as `make_grid` does."""
+    block = base.scenario.sweep
+    if block is None:
+        return []
+    seeds = seeds_of(block.seeds, base.scenario.seed)
+    return make_grid(base, vary_of(block), seeds=seeds, is_zipped=block.zip, option="sweep.vary")
