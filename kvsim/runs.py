@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvsim import __version__
 from kvsim.metrics.export import request_columns, step_columns, write_json, write_records, write_table
 from kvsim.metrics.outdir import output_dir
+from kvsim.metrics.recorder import EndedRequests
 from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
-from kvsim.scenario.words import natural
+from kvsim.scenario.words import natural, shorten
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import KvsimError, LawViolation, Ns, ScenarioError
 
@@ -212,7 +213,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
     )
-    late = _late_warnings(summary, simulation.recorder.ended.num_cut)
+    late = _late_warnings(summary, simulation.recorder.ended)
     summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_short_shares(scenario, engine), *late]
     result = RunResult(
         summary,
@@ -245,7 +246,7 @@ UTILIZATION_GAP = 0.1
 """How far below its theory block utilization may be before the summary says so."""
 
 
-def _late_warnings(summary: dict[str, Any], num_cut: int) -> Iterable[str]:
+def _late_warnings(summary: dict[str, Any], ended: EndedRequests) -> Iterable[str]:
     measured, theory = summary["block_utilization"], summary["block_utilization_theory"]
     if (
         measured is not None
@@ -257,16 +258,19 @@ def _late_warnings(summary: dict[str, Any], num_cut: int) -> Iterable[str]:
             f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
             "requests end early, are preempted or aborted"
         )
-    if num_cut:
-        outputs = "1 output was" if num_cut == 1 else f"{num_cut} outputs were"
+    if ended.num_cut:
+        outputs = "1 output was" if ended.num_cut == 1 else f"{ended.num_cut} outputs were"
         yield f"{outputs} cut where prompt and output together reach scheduler.max_model_len"
-    if num_rejected := summary["num_rejected"]:
-        requests = (
-            "1 request can never be served and was"
-            if num_rejected == 1
-            else (f"{num_rejected} requests can never be served and were")
-        )
-        yield f"{requests} rejected: see reason in requests.csv"
+    if ended.first_rejected is not None:
+        request_id, reason = ended.first_rejected
+        num_rejected = summary["num_rejected"]
+        if num_rejected == 1:
+            yield f"1 request can never be served and was rejected: {shorten(request_id)}: {reason}"
+        else:
+            yield (
+                f"{num_rejected} requests can never be served and were rejected, "
+                f"the first is {shorten(request_id)}: {reason}"
+            )
 
 
 def _short_shares(scenario: Scenario, engine: Engine) -> Iterable[str]:

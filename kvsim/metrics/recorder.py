@@ -749,12 +749,16 @@ class EndedRequests:
         self.count: dict[str, int] = dict.fromkeys(STATUSES, 0)
         self.num_cut = 0
         """Finished requests that met `max_model_len` before they had said all they had to say."""
+        self.first_rejected: tuple[str, str] | None = None
+        """The first rejected request and the reason: kept without rows too, for the warning."""
 
     def add(self, log: RequestLog, status: str) -> None:
         """A request is over, or the run is."""
         request = log.request
         self.count[status] += 1
         self.num_cut += status == Status.FINISHED and log.longest_output < request.longest_output_len
+        if status == Status.REJECTED and self.first_rejected is None:
+            self.first_rejected = (request.request_id, log.reason)
         row: tuple[int, ...] = (
             STATUS_CODE[status],
             request.arrival_ns,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TextIO
 
@@ -52,6 +53,15 @@ class MissingKey(BadRow):
     def __init__(self, column: str, row: Mapping[str, object]) -> None:
         super().__init__(column, None, "is missing")
         self.args = (f"is missing; keys found: {listed(row)}",)
+
+
+class UnknownKey(BadRow):
+    """An object has a key that none of its kind has."""
+
+    def __init__(self, column: str, value: object, known: Iterable[str]) -> None:
+        super().__init__(column, value, "is of an unknown key")
+        close = get_close_matches(column, list(known), n=1)
+        self.args = ("unknown key" + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"),)
 
 
 class RowErrors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from kvsim.request import Namespace, Request, Sampling
@@ -13,7 +12,7 @@ from kvsim.types import ScenarioError
 from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts
 from kvsim.workload.source import ListSource, SessionSource, Source
 from kvsim.workload.streams import mix
-from kvsim.workload.trace_files import BadRow, MissingKey, parse_int, parse_seconds
+from kvsim.workload.trace_files import BadRow, MissingKey, UnknownKey, parse_int, parse_seconds
 
 KEYS = (
     "id",
@@ -88,9 +87,7 @@ def _request(index: int, row: Mapping[str, Any], groups: dict[str, int], session
         raise BadRow("", row, f"is no mapping; known keys: {', '.join(KEYS)}")
     for key in row:
         if key not in KEYS:
-            close = get_close_matches(str(key), KEYS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise BadRow(str(key), row[key], f"has an unknown key{hint}; known: {', '.join(KEYS)}")
+            raise UnknownKey(str(key), row[key], KEYS)
     prompt_len = _count(row, "prompt_tokens", 1)
     output_len = _count(row, "output_tokens", 1)
     arrival_ns = parse_seconds("arrival_s", 0 if row.get("arrival_s") is None else row["arrival_s"])
