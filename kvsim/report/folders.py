@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvsim.metrics.recorder import NOT_ARRIVED
 from kvsim.result import RunResult
 from kvsim.types import KvsimError
 
@@ -39,19 +41,48 @@ def read_run(folder: Path) -> RunResult:
     if not isinstance(summary, dict) or not {"name", "engine", "kv", "warnings"} <= summary.keys():
         raise KvsimError(f"{path}: is not the summary of a run; run the scenario again")
     steps, requests = _columns(folder / "steps.csv"), _columns(folder / "requests.csv")
+    with _blaming_the_files(folder):
+        if steps:
+            _check_length(folder / "steps.csv", len(steps["start_s"]), summary["num_steps"], "steps")
+        if requests:
+            num_arrived = int((requests["status"] != NOT_ARRIVED).sum())
+            expected = summary["num_requests"] - summary["num_not_arrived"]
+            _check_length(folder / "requests.csv", num_arrived, expected, "requests that arrived")
     return RunResult(summary, folder, steps, requests)
+
+
+def _check_length(path: Path, num_rows: int, expected: int, what: str) -> None:
+    if num_rows != expected:
+        raise KvsimError(
+            f"{path}: has {num_rows:,} {what}, and summary.json counts {expected:,}: it is cut off, or of another run; "
+            "run the scenario again"
+        )
 
 
 def read_compare(folder: Path) -> dict[str, RunResult]:
     """The runs of a comparison, in the order of compare.csv. Raises KvsimError."""
-    engines = [str(engine) for engine in _table(folder / "compare.csv")["engine"]]
-    return {engine: read_run(folder / engine) for engine in engines}
+    return {engine: read_run(folder / engine) for engine in _engines(folder, _table(folder / "compare.csv"))}
+
+
+def _engines(folder: Path, table: pd.DataFrame) -> list[str]:
+    """The engines of compare.csv; each run beside it must be there."""
+    engines = [str(engine) for engine in table["engine"]]
+    for path in sorted(folder.glob("*/summary.json")):
+        if path.parent.name not in engines:
+            raise KvsimError(
+                f"{folder / 'compare.csv'}: has no row of {path.parent.name}, whose run is there: it is cut off; "
+                "compare the engines again"
+            )
+    return engines
 
 
 def _columns(path: Path) -> dict[str, Any]:
+    """A table of a run, whose last column is never empty."""
     if not path.is_file():
         return {}
     table = _table(path)
+    if len(table) and table[table.columns[-1]].isna().any():
+        raise _cut_off(path)
     return {str(name): table[name].to_numpy() for name in table.columns}
 
 
@@ -59,9 +90,26 @@ def _table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        return pd.read_csv(path, dtype={"request_id": str}, keep_default_na=True)
+        is_whole = _ends_a_line(path)
+        table = pd.read_csv(path, dtype={"request_id": str}, keep_default_na=True)
     except (OSError, ValueError) as error:
         raise KvsimError(f"{path}: cannot be read: {error}") from None
+    # Where rows have more cells than the header, pandas makes an index of the first ones.
+    if not is_whole or not isinstance(table.index, pd.RangeIndex):
+        raise _cut_off(path)
+    return table
+
+
+def _ends_a_line(path: Path) -> bool:
+    """Whether the file ends as every table of ours does."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() in (b"", b"\n")
+
+
+def _cut_off(path: Path) -> KvsimError:
+    return KvsimError(f"{path}: is cut off in the middle of a line; run the scenario again")
 
 
 def redraw(folder: Path) -> list[Path]:
@@ -98,10 +146,11 @@ def _redraw_compare(folder: Path) -> list[Path]:
     from kvsim.report.plots import write_compare_plots
 
     table = _table(folder / "compare.csv")
+    engines = _engines(folder, table)
     paths = write_compare_plots(table, folder)
-    for engine in table["engine"]:
-        if any((folder / str(engine) / name).is_file() for name in ("steps.csv", "requests.csv")):
-            paths += _redraw_run(folder / str(engine))
+    for engine in engines:
+        if any((folder / engine / name).is_file() for name in ("steps.csv", "requests.csv")):
+            paths += _redraw_run(folder / engine)
     return paths
 
 

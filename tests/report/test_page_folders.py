@@ -79,6 +79,44 @@ def test_a_run_that_does_not_come_out_again_gets_no_map(folder: Path, capsys: py
     assert "block-map-title" not in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize("command", ["plot", "report"])
+@pytest.mark.parametrize("name", ["steps.csv", "requests.csv"])
+@pytest.mark.parametrize(
+    "keep", ["header", "part of the header", "part of a row", "cells of a row", "half", "too many"]
+)
+def test_a_table_that_is_cut_off_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, keep: str
+) -> None:
+    lines = (folder / name).read_text().splitlines(keepends=True)
+    (folder / name).write_text(
+        {
+            "header": lines[0],
+            "part of the header": lines[0][:20],
+            "part of a row": "".join(lines)[:-3],
+            "cells of a row": "".join(lines[:-1]) + lines[-1].rsplit(",", 2)[0] + "\n",
+            "half": "".join(lines[: len(lines) // 2]),
+            "too many": "".join([lines[0].rsplit(",", 2)[0], "\n", *lines[1:]]),
+        }[keep]
+    )
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main([command, str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {folder / name}: ")
+    assert "cut off" in error
+    assert "run the scenario again" in error
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_requests_that_never_arrived_may_lack_a_row(tmp_path: Path) -> None:
+    """Behind a full client they have none, in an open loop they have one."""
+    for concurrency in (None, 1):
+        out = tmp_path / str(concurrency)
+        run(SCENARIO, out=out, horizon="30ms", **{"workload.max_concurrency": concurrency})
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["num_not_arrived"] > 0
+        assert main(["plot", str(out)]) == 0
+
+
 def test_a_trace_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder / "scenario.yaml").read_text()
     (folder / "scenario.yaml").write_text(text.replace("trace: null", "trace: gone.csv"))
@@ -100,6 +138,23 @@ def test_comparison(tmp_path: Path) -> None:
     after = (out / "report.html").read_text()
     assert after.count("data:image/png;base64,") == 4
     assert after.split("kvsim-data")[1] == before.split("kvsim-data")[1]
+
+
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_a_comparison_that_is_cut_off_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    out = tmp_path / "out"
+    compare(SCENARIO, ("paged", "orca-max"), out=out)
+    table = out / "compare.csv"
+    whole = table.read_text()
+    for text, expected in (
+        (whole[: whole.index("orca-max")], "has no row of orca-max"),
+        (whole[:-5], "is cut off in the middle of a line"),
+    ):
+        table.write_text(text)
+        assert main([command, str(out)]) == 2
+        assert f"{table}: {expected}" in capsys.readouterr().err
 
 
 def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
