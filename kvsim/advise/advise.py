@@ -20,6 +20,7 @@ from kvsim.metrics.outdir import check_kind
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.sweeps.executors import default_jobs, local_executor
+from kvsim.sweeps.tables import told
 from kvsim.types import ScenarioError
 
 SEEDS = 6
@@ -93,7 +94,7 @@ def advise(
         tell = None if progress is None else lambda count: progress(count, max(expected, count + seeds))
         lab = Lab(base, chosen, executor, tell)
         answers = _ask(lab)
-        notes = (*notes, *_chance(lab))
+        notes = (*notes, *_chance(lab), *_warnings(lab))
     advice = Advice(base.scenario.name, describe_slo(base), chosen, answers, tuple(lab.log), None, notes)
     if out is None:
         return advice
@@ -119,6 +120,12 @@ def _chance(lab: Lab) -> Iterator[str]:
     first, *others = (run.summary | {"seed": 0} for run in own.runs)
     if all(other == first for other in others):
         yield "nothing is drawn in this workload, every seed is the same: ± 0 says nothing about another day's requests"
+
+
+def _warnings(lab: Lab) -> list[str]:
+    """What came up only while runs ran: a cost profile left behind, outputs cut, requests that no variant can serve."""
+    rows = [{"run": run.number, "seed": run.seed, "warnings": run.summary.get("warnings")} for run in lab.log]
+    return told(rows, ("run",), "runs")
 
 
 def _on_blocks(base: ResolvedScenario) -> tuple[ResolvedScenario, tuple[str, ...]]:

@@ -31,8 +31,11 @@ def rows_of(points: Iterable[Point], results: Mapping[int, Done]) -> list[dict[s
     return rows
 
 
-def told(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """The warnings of all points, each once, with how many points have it; numbers in it may differ between them."""
+def told(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], what: str = "points") -> list[str]:
+    """The warnings of all rows, each once, with how many have it; numbers in it may differ between them.
+
+    `what` is what messages call the rows, which `keys` name.
+    """
     found: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for row in rows:
         for text in json.loads(row.get("warnings") or "[]"):
@@ -44,7 +47,7 @@ def told(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
             texts.append(text)
         else:
             point = ", ".join(f"{key}={row[key]}" for key in (*keys, "seed"))
-            texts.append(f"{len(where)} of {len(rows)} points, the first is {point}: {text}")
+            texts.append(f"{len(where)} of {len(rows)} {what}, the first is {point}: {text}")
     return texts
 
 

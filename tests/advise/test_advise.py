@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_the_page_has_every_answer(tiny: Advice) -> None:
         for answer in tiny.answers:
             assert answer.question in text
             assert answer.verdict in text
+
+
+def test_what_comes_up_while_runs_run_is_told() -> None:
+    values = {"scheduler.max_model_len": 64, "cost": {"type": "kernels", "profile": "a100"}}
+    advice = advise(TINY, seeds=2, jobs=1, slo={"ttft": "2s"}, **values)
+    notes = "\n".join(advice.notes)
+    assert re.search(r"^[0-9]+ of [0-9]+ runs, the first is run=1, seed=1: [0-9]+ outputs were cut where", notes, re.M)
+    assert re.search(r"^[0-9]+ of [0-9]+ runs, the first is run=1, seed=1: cost profile a100: outside the", notes, re.M)
+    assert all(note in terminal(advice) and note in markdown(advice, {}) for note in advice.notes)
 
 
 def test_every_run_behind_an_answer_is_in_the_table(tiny: Advice) -> None:
