@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.cli import main
+from kvsim.runs import run
 from kvsim.scenario.resolve import scenario_from_text
 
 BASE = """\
@@ -388,7 +389,80 @@ IDLE = [
     ("workload: {num_requests: 3, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "num_requests", "written out"),
     ("workload: {sampling: {n: 2}, requests: [{prompt_tokens: 1, output_tokens: 1}]}", "sampling.n", "have their own"),
     ("workload: {requests: [{prompt_tokens: 1, output_tokens: 1, n: 999}]}", "requests[0].n: is 999", "be rejected"),
+    ("workload: {sampling: {theta: 2}}", "workload.sampling.theta", "no request has beams"),
+    (
+        "workload: {sampling: {theta: 2}, requests: [{prompt_tokens: 1, output_tokens: 1, n: 2}]}",
+        "workload.sampling.theta",
+        "no request has beams",
+    ),
+    ("workload: {sampling: {lengths: independent}}", "workload.sampling.lengths", "a request has one sample"),
+    ("workload: {lengths: {type: fixed, prompt: 9, output: 9, correlation: 0.5}}", "correlation", "do not vary"),
+    ("workload: {arrivals: {type: batch, interval: 5}}", "workload.arrivals.interval", "in one group"),
+    ("workload: {arrivals: {type: gamma, request_rate: .inf, burstiness: 2}}", "arrivals.burstiness", "come at once"),
+    ("workload: {sessions: {num_turns: 1, think_time: 5}}", "workload.sessions.think_time", "has one turn"),
+    ("workload: {sessions: {think_time_distribution: constant}}", "think_time_distribution", "think_time is 0"),
+    ("workload: {abort: {after: 5s}}", "workload.abort.after", "nobody gives up"),
+    ("workload: {content: {system_prompt: {zipf: 2}}}", "content.system_prompt.zipf", "num_groups is 1"),
+    ("{engine: orca-max, memory: {swap_space: 4GiB}}", "memory.swap_space", "contiguous memory is never swapped"),
+    ("{engine: orca-max, scheduler: {preemption: swap}}", "scheduler.preemption", "nobody is preempted"),
+    ("{engine: orca-max, scheduler: {victim: least_urgent}}", "scheduler.victim", "nobody is preempted"),
 ]
+
+USED = [
+    "{sampling: {theta: 2, beam_width: 2}}",
+    "{sampling: {theta: 2}, requests: [{prompt_tokens: 1, output_tokens: 1, beam_width: 2}]}",
+    "{sampling: {lengths: independent, n: 2}}",
+    "{lengths: {type: uniform, prompt: [1, 9], output: [1, 9], correlation: 0.5}}",
+    "{arrivals: {type: batch, batch_size: 2, interval: 5}}",
+    "{arrivals: {type: gamma, burstiness: 2}}",
+    "{sessions: {think_time: 5, think_time_distribution: constant}}",
+    "{abort: {probability: 0.5, after: 5s}}",
+    "{content: {system_prompt: {num_groups: 2, zipf: 2}}}",
+]
+"""The same keys where they count."""
+
+
+@pytest.mark.parametrize("text", USED)
+def test_a_key_that_counts_is_no_reason_to_warn(text: str) -> None:
+    assert scenario_from_text(f"workload: {text}").warnings == ()
+
+
+IDLE_WITH_A_TRACE = [
+    ("trace-plain", {"hash_block_size": 16}, "hash_block_size", "it has no hash ids"),
+    ("trace-plain", {"chars_per_token": 3}, "chars_per_token", "it has lengths, not texts (read as csv)"),
+    ("trace-azure", {"sampling.lengths": "independent"}, "sampling.lengths", "a request has one sample"),
+    (
+        "trace-mooncake",
+        {"content": {"system_prompt": {"tokens": 9}}},
+        "content.system_prompt",
+        "it says what is shared",
+    ),
+    ("trace-sessions", {"content": {"few_shot": {"num_examples": 2}}}, "content.few_shot", "it says what is shared"),
+    ("trace-mooncake", {"hash_block_size": 512}, None, ""),
+    ("trace-sharegpt", {"chars_per_token": 3}, None, ""),
+    ("trace-azure", {"content": {"system_prompt": {"tokens": 9}}}, None, ""),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "key", "reason"), IDLE_WITH_A_TRACE)
+def test_what_a_trace_makes_idle_is_said(
+    repo_root: Path, name: str, values: dict[str, object], key: str | None, reason: str
+) -> None:
+    changed = {f"workload.{path}": value for path, value in values.items()}
+    result = run(repo_root / f"scenarios/{name}.yaml", horizon="1ms", **changed)
+    told = [text.split(": ", 1)[1] for text in result.summary["warnings"] if "is not used" in text]
+    assert told == ([f"workload.{key} is not used: {reason}"] if key else [])
+
+
+def test_columns_of_a_trace_win_over_keys(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,n,priority\n0,4,4,2,1\n")
+    workload = {"trace": str(path), "priorities": {0: 1}, "sampling": {"n": 3, "lengths": "independent"}}
+    warnings = run({"workload": workload}).summary["warnings"]
+    assert [text for text in warnings if "is not used" in text] == [
+        f"{path}: workload.priorities is not used: it has priorities of its own",
+        f"{path}: workload.sampling.n is not used: it has numbers of samples of its own",
+    ]
 
 
 @pytest.mark.parametrize(("text", "key", "reason"), IDLE)

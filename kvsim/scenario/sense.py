@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from kvsim.scenario.fields import Custom
+from kvsim.scenario.fields import Block, Custom
 from kvsim.scenario.layout import blocks, keys_at
 from kvsim.scenario.messages import join, unknown_key
 from kvsim.scenario.pool import Pool
@@ -23,7 +24,7 @@ from kvsim.scenario.schema import (
     VllmV1Scheduler,
 )
 from kvsim.scenario.words import did_you_mean, shorten
-from kvsim.scenario.workload_schema import FixedLengths, Sampling, UniformLengths, Workload
+from kvsim.scenario.workload_schema import BatchArrivals, FixedLengths, GammaArrivals, UniformLengths, Workload
 from kvsim.scenario.yaml_loader import Key, dotted
 from kvsim.types import ScenarioError
 
@@ -99,7 +100,8 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
         yield _too_small(scenario, pool, problem)
         return
     yield from _lengths_fit(scenario, pool)
-    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0:
+    is_contiguous = isinstance(scenario.allocator, ContiguousMemory)
+    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0 and not is_contiguous:
         size = "holds no block" if scenario.memory.swap_space else "is 0"
         text = f"is swap, and memory.swap_space {size}: victims are recomputed"
         yield Finding(("scheduler", "preemption"), text, False)
@@ -158,7 +160,9 @@ def _host_blocks_are_used(scenario: Scenario) -> Iterator[Finding]:
     name = "num_cpu_blocks_override" if memory.num_cpu_blocks_override is not None else "swap_space"
     if not getattr(memory, name) or isinstance(scheduler, Custom):
         return
-    if getattr(scheduler, "preemption", None) == "recompute":
+    if isinstance(scenario.allocator, ContiguousMemory):
+        yield Finding(("memory", name), "is not used: contiguous memory is never swapped", False)
+    elif getattr(scheduler, "preemption", None) == "recompute":
         yield Finding(("memory", name), "is not used: scheduler.preemption is recompute, so nothing is swapped", False)
     elif not hasattr(scheduler, "preemption"):
         yield Finding(("memory", name), f"is not used: the {scheduler.type} scheduler never swaps", False)
@@ -306,17 +310,68 @@ _OF_DRAWN_REQUESTS = (
 
 def _workload_keys_are_used(scenario: Scenario) -> Iterator[Finding]:
     workload = scenario.workload
-    if isinstance(workload, Custom) or workload.trace is not None:
+    if isinstance(workload, Custom):
         return
-    idle = dict.fromkeys(_OF_TRACES, "there is no trace")
+    idle: dict[Key, str] = {}
+    if workload.trace is None:
+        idle |= {(name,): "there is no trace" for name in _OF_TRACES}
     if workload.requests is not None:
-        idle |= dict.fromkeys(_OF_DRAWN_REQUESTS, "the requests are written out")
-    for name, reason in idle.items():
-        if getattr(workload, name) != Workload.model_fields[name].default:
-            yield Finding(("workload", name), f"is not used: {reason}", False)
-    for name in ("n", "beam_width", "lengths") if workload.requests is not None else ():
-        if getattr(workload.sampling, name) != Sampling.model_fields[name].default:
-            yield Finding(("workload", "sampling", name), "is not used: written requests have their own", False)
+        idle |= {(name,): "the requests are written out" for name in _OF_DRAWN_REQUESTS}
+        idle |= {("sampling", name): "written requests have their own" for name in ("n", "beam_width", "lengths")}
+    else:
+        idle |= dict((*_idle_times(workload), *_idle_texts(workload)))
+    if workload.sampling.beam_width < 2 and not any(name == "beam_width" for _, name, _ in _written_widths(workload)):
+        idle["sampling", "theta"] = "no request has beams"
+    for key, reason in idle.items():
+        if _is_given(workload, key):
+            yield Finding(("workload", *key), f"is not used: {reason}", False)
+
+
+def _idle_times(workload: Workload) -> Iterator[tuple[Key, str]]:
+    """Keys that say when something happens, where it does not happen or always at once."""
+    arrivals, sessions, abort = workload.arrivals, workload.sessions, workload.abort
+    if isinstance(arrivals, BatchArrivals) and arrivals.batch_size is None:
+        yield ("arrivals", "interval"), "without batch_size all requests come in one group"
+    if isinstance(arrivals, GammaArrivals) and arrivals.request_rate == math.inf:
+        yield ("arrivals", "burstiness"), "all requests come at once"
+    if sessions is not None and 1 in (sessions.num_turns, sessions.mean_turns):
+        yield ("sessions", "think_time"), "a session has one turn"
+    if sessions is not None and sessions.think_time == 0:
+        yield ("sessions", "think_time_distribution"), "think_time is 0"
+    if abort is not None and abort.probability == 0:
+        yield ("abort", "after"), "probability is 0, nobody gives up"
+        yield ("abort", "distribution"), "probability is 0, nobody gives up"
+
+
+def _idle_texts(workload: Workload) -> Iterator[tuple[Key, str]]:
+    """Keys that say how lengths and texts differ, where they do not."""
+    if isinstance(workload.lengths, FixedLengths):
+        yield ("lengths", "correlation"), "fixed lengths do not vary"
+    # The rows of a trace may have a number of samples each.
+    if workload.sampling.n == 1 and workload.trace is None:
+        yield ("sampling", "lengths"), "a request has one sample"
+    for name in ("system_prompt", "few_shot"):
+        prefix = getattr(workload.content, name, None)
+        if prefix is not None and prefix.num_groups == 1:
+            yield ("content", name, "zipf"), "num_groups is 1"
+
+
+def _is_given(workload: Workload, key: Key) -> bool:
+    """Whether the key has another value than its default."""
+    *parents, name = map(str, key)
+    block: Block = workload
+    for part in parents:
+        block = getattr(block, part)
+    return bool(getattr(block, name) != type(block).model_fields[name].default)
+
+
+def _scheduler_keys_are_used(scenario: Scenario) -> Iterator[Finding]:
+    scheduler = scenario.scheduler
+    if isinstance(scheduler, ContinuousScheduler) and isinstance(scenario.allocator, ContiguousMemory):
+        for name in ("preemption", "victim"):
+            if getattr(scheduler, name) != ContinuousScheduler.model_fields[name].default:
+                text = "is not used: over contiguous memory nobody is preempted"
+                yield Finding(("scheduler", name), text, False)
 
 
 def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
@@ -396,6 +451,7 @@ CHECKS: tuple[Check, ...] = (
     _budget_fits,
     _written_requests_can_be_read,
     _workload_keys_are_used,
+    _scheduler_keys_are_used,
     _width_fits,
     _decoding_fits,
     _lengths_can_be_drawn,
