@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from typer import Option
@@ -21,10 +22,18 @@ def command(
     """Check a scenario, and every point of its sweep, without running it; classes of your own are not imported."""
     from kvsim.scenario.resolve import load_scenario
     from kvsim.sweeps.grid import own_grid
+    from kvsim.sweeps.tables import told
 
     found = load_scenario(scenario, sets, engine=engine)
-    own_grid(found)
-    for text in found.warnings:
+    points = own_grid(found)
+    of_points = [
+        {
+            **point.record,
+            "warnings": json.dumps([text for text in point.scenario.warnings if text not in found.warnings]),
+        }
+        for point in points
+    ]
+    for text in [*found.warnings, *told(of_points, tuple(points[0].values) if points else ())]:
         console.warn(text)
     if resolved:
         console.say(found.to_yaml().rstrip())

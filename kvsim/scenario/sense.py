@@ -14,6 +14,7 @@ from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,
     KernelCostConfig,
+    LinearCostConfig,
     Memory,
     NoEvictScheduler,
     PagedMemory,
@@ -46,7 +47,60 @@ Check: TypeAlias = Callable[[Scenario], Iterator[Finding]]
 def check_sense(resolved: ResolvedScenario) -> tuple[str, ...]:
     """The scenario's warnings. Raises ScenarioError with everything that cannot be right."""
     # Without a pool the other checks have nothing to stand on.
-    return tuple(text for checks in ((_memory_is_there,), CHECKS) for text in _told(resolved, checks))
+    told = tuple(text for checks in ((_memory_is_there,), CHECKS) for text in _told(resolved, checks))
+    return (*told, *_hardware_is_priced(resolved))
+
+
+class _Unpriced(NamedTuple):
+    """What the step times of a cost model do not follow, the keys that say it by hand, and what to do."""
+
+    names: tuple[str, ...]
+    prices: tuple[str, ...]
+    cure: str
+
+
+_LINEAR = _Unpriced(
+    ("model", "gpu", "tensor_parallel_size", "kv_cache_dtype"),
+    ("step_ms", "prefill_token_us", "decode_us", "context_token_ns"),
+    "use type kernels (profiles of GPUs) or roofline, or change its coefficients too",
+)
+_ROOFLINE = _Unpriced(
+    ("gpu",),
+    ("peak_tflops", "memory_bandwidth_gb_s"),
+    "change peak_tflops and memory_bandwidth_gb_s too",
+)
+_PROFILE = _Unpriced(("gpu",), ("profile",), "leave profile out, and it is that of the GPU")
+
+
+def _hardware_is_priced(resolved: ResolvedScenario) -> Iterator[str]:
+    """Who varies the hardware (not who merely names it), and not the prices with it, will find the same step times.
+
+    The text names no value, so that a sweep tells it once.
+    """
+    unpriced = _unpriced(resolved.scenario)
+    if unpriced is None:
+        return
+    changed = {override.key for override in resolved.overrides}
+    varied = [name for name in unpriced.names if any(key[0] == name for key in changed)]
+    if varied and ("cost",) not in changed and not any(("cost", name) in changed for name in unpriced.prices):
+        yield (
+            f"{resolved.where(('cost',))}: cost: is {_kind_of(resolved.scenario)}: step times are the same for every "
+            f"{' and '.join(varied)}; {unpriced.cure}"
+        )
+
+
+def _unpriced(scenario: Scenario) -> _Unpriced | None:
+    cost = scenario.cost
+    if isinstance(cost, LinearCostConfig):
+        return _LINEAR
+    if isinstance(cost, RooflineCostConfig):
+        return _ROOFLINE
+    return _PROFILE if isinstance(cost, KernelCostConfig) and cost.profile is not None else None
+
+
+def _kind_of(scenario: Scenario) -> str:
+    profile = getattr(scenario.cost, "profile", None)
+    return scenario.cost.type + (f" with profile {profile}" if profile is not None else "")
 
 
 def _told(resolved: ResolvedScenario, checks: tuple[Check, ...]) -> list[str]:

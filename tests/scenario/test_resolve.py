@@ -214,3 +214,35 @@ def test_samples_that_run_each_for_itself_need_no_seats_at_once(engine, is_split
     else:
         with pytest.raises(ScenarioError, match=r"sampling\.n: is 3, above scheduler\.max_num_seqs \(2\)"):
             scenario_from_dict(drawn)
+
+
+ROOFLINE = "{type: roofline, peak_tflops: 300, memory_bandwidth_gb_s: 2000}"
+
+
+@pytest.mark.parametrize(
+    ("cost", "overrides", "varied"),
+    [
+        ("{type: linear}", ["gpu=h100-80gb"], "gpu"),
+        ("{type: linear}", ["model=opt-13b", "tensor_parallel_size=2"], "model and tensor_parallel_size"),
+        ("{type: linear, step_ms: 9}", ["kv_cache_dtype=fp8"], "kv_cache_dtype"),
+        ("{type: linear}", ["gpu=h100-80gb", "cost.swap_block_us=5"], "gpu"),
+        (ROOFLINE, ["gpu=h100-80gb", "model=opt-13b"], "gpu"),
+        ("{type: kernels, profile: a100}", ["gpu=h100-80gb"], "gpu"),
+        ("{type: linear}", [], None),
+        ("{type: linear}", ["allocator.block_size=8"], None),
+        ("{type: linear}", ["gpu=h100-80gb", "cost.step_ms=5"], None),
+        ("{type: linear}", ["gpu=h100-80gb", "cost={type: kernels}"], None),
+        (ROOFLINE, ["model=opt-13b", "tensor_parallel_size=2"], None),
+        (ROOFLINE, ["gpu=h100-80gb", "cost.peak_tflops=900"], None),
+        ("{type: kernels}", ["gpu=h100-80gb", "model=opt-13b"], None),
+        ("{type: kernels, profile: a100}", ["gpu=h100-80gb", "cost.profile=h100"], None),
+    ],
+)
+def test_hardware_that_is_varied_and_not_priced(cost: str, overrides: list[str], varied: str | None) -> None:
+    """Told to who varies it; a file that names a model or a GPU of its own is left in peace."""
+    text = f"gpu: a100-40gb\nmodel: llama-3.1-8b\ncost: {cost}\n"
+    told = [text for text in scenario_from_text(text, overrides=overrides).warnings if "step times" in text]
+    assert len(told) == (varied is not None)
+    if varied is not None:
+        assert told[0].startswith("scenario.yaml:3:1: cost: is ")
+        assert f"step times are the same for every {varied}; " in told[0]

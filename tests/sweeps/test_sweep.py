@@ -114,6 +114,23 @@ def test_warnings_are_those_of_the_points(tmp_path: Path, capsys: pytest.Capture
     assert [len(json.loads(row["warnings"])) for row in rows] == [3, 1, 3, 1]
 
 
+def test_hardware_that_is_not_priced_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "workload: {num_requests: 3, lengths: {type: fixed, prompt: 9, output: 3}}\n"
+        "cost: {type: linear}\n"
+        "sweep: {vary: {gpu: [a100-80gb, h100-80gb], allocator.block_size: [8, 16]}, seeds: 2}\n"
+    )
+    expected = f"warning: {path}:2:1: cost: is linear: step times are the same for every gpu; "
+    sweep = ["sweep", str(path), "--jobs", "1", "--no-plots", "--out", str(tmp_path / "out")]
+    for args in (sweep, ["validate", str(path)]):
+        assert main(args) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(expected)
+    assert main(["run", str(path), "--no-plots", "--out", str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"summary": 3, "error": ""}', "[]", "null"])
 def test_a_damaged_point_is_computed_again(tmp_path: Path, text: str) -> None:
     kvsim.sweep(SMALL, BLOCKS, jobs=1, out=tmp_path / "out")
