@@ -14,6 +14,7 @@ from kvsim.memory.interface import NO_MATCH, BlockCopy, KVAllocator, PrefixMatch
 from kvsim.memory.prefix_cache import PrefixKeys
 from kvsim.request import Namespace
 from kvsim.testing.model import Cell, DictModel, ModelSequence, TailCopy
+from kvsim.testing.protocol import Typed
 from kvsim.testing.shadow import ShadowMemory
 from kvsim.tokens import TokenStream
 from kvsim.types import AllocatorError, AllocStatus, BlockId, LawViolation, OutOfBlocks, SeqId
@@ -52,13 +53,14 @@ class Harness:
     """One allocator under test. Every command raises LawViolation at the first difference."""
 
     def __init__(self, allocator: KVAllocator, features: Features = Features()) -> None:
-        usage = allocator.usage()
         self.allocator = allocator
-        self.block_size = allocator.block_size
+        self._typed: Any = Typed(allocator)
+        usage = self._typed.usage()
+        self.block_size: int = self._typed.block_size
         self.features = features
         self.has_cache = _or_else(features.prefix_cache, bool(getattr(allocator, "enable_prefix_caching", False)))
         self.has_swap = _or_else(features.swap, usage.num_host_blocks > 0)
-        self.model = DictModel(allocator.num_blocks, usage.num_host_blocks, self.block_size)
+        self.model = DictModel(self._typed.num_blocks, usage.num_host_blocks, self.block_size)
         self.shadow = ShadowMemory(self.block_size)
         self._block_of: dict[Cell, BlockId] = {}
         self._carried: dict[BlockId, tuple[int, tuple[int, ...]]] = {}
@@ -99,7 +101,7 @@ class Harness:
         needed = self.model.num_cells(num_tokens) - len(match.block_ids) + match.num_revived
 
         def command() -> None:
-            self.allocator.allocate(seq_id, num_tokens, keys=keys, prefix=match, reserve_tokens=len(text) - num_tokens)
+            self._typed.allocate(seq_id, num_tokens, keys=keys, prefix=match, reserve_tokens=len(text) - num_tokens)
 
         if not self._attempt(command, needed):
             return False
@@ -114,7 +116,7 @@ class Harness:
         """Store more tokens of the sequence's text; False if it was (rightly) refused."""
         needed = self.model.num_needed(seq_id, num_tokens)
         returned: list[tuple[BlockCopy, ...]] = []
-        if not self._attempt(lambda: returned.append(self.allocator.append_slots(seq_id, num_tokens)), needed):
+        if not self._attempt(lambda: returned.append(self._typed.append_slots(seq_id, num_tokens)), needed):
             return False
         seq = self.sequences[seq_id]
         stored = seq.num_tokens
@@ -129,7 +131,7 @@ class Harness:
     def register(self, seq_id: SeqId) -> None:
         """Make all full blocks of the sequence findable."""
         seq = self.sequences[seq_id]
-        self.allocator.register(seq_id, seq.num_tokens)
+        self._typed.register(seq_id, seq.num_tokens)
         if self.has_cache:
             for index in range(seq.num_tokens // self.block_size):
                 prefix = seq.text[: (index + 1) * self.block_size]
@@ -138,20 +140,20 @@ class Harness:
 
     def fork(self, parent_id: SeqId, child_id: SeqId, text: tuple[int, ...]) -> None:
         """Fork; `text` is the child's, equal to the parent's as far as that is stored."""
-        free = self.allocator.num_free_blocks
+        free = self._typed.num_free_blocks
         keys = PrefixKeys(TokenStream.from_ids(text), NAMESPACES[self.sequences[parent_id].namespace], self.block_size)
         if self.has_cache:
-            self.allocator.fork(parent_id, child_id, keys=keys)
+            self._typed.fork(parent_id, child_id, keys=keys)
         else:
-            self.allocator.fork(parent_id, child_id)
+            self._typed.fork(parent_id, child_id)
         self.model.fork(parent_id, child_id, text)
-        _require(4, self.allocator.num_free_blocks == free, "a fork took a block")
+        _require(4, self._typed.num_free_blocks == free, "a fork took a block")
         self.check()
 
     def free(self, seq_id: SeqId) -> None:
         """Free a sequence, finished or aborted, wherever it is."""
         released = self._held([seq_id])
-        self.allocator.free(seq_id)
+        self._typed.free(seq_id)
         self.model.free(seq_id)
         self._note_releases([released])
         self.check()
@@ -159,21 +161,21 @@ class Harness:
     def free_unknown(self, seq_id: SeqId) -> None:
         """A sequence without a table cannot be freed, appended to or forked: a second abort must be refused."""
         commands: list[Callable[[], Any]] = [
-            lambda: self.allocator.free(seq_id),
-            lambda: self.allocator.append_slots(seq_id, 1),
+            lambda: self._typed.free(seq_id),
+            lambda: self._typed.append_slots(seq_id, 1),
         ]
         if self.features.fork:
-            commands.append(lambda: self.allocator.fork(seq_id, (seq_id, "child")))
+            commands.append(lambda: self._typed.fork(seq_id, (seq_id, "child")))
         for command in commands:
             self._refuse(command, AllocatorError)
 
     def swap_out(self, seq_ids: Sequence[SeqId]) -> bool:
         """Swap sequences to the host; False if it was (rightly) refused."""
-        return self._swap(seq_ids, self.allocator.swap_out, self.model.num_host_free, self.shadow.swap_out)
+        return self._swap(seq_ids, self._typed.swap_out, self.model.num_host_free, self.shadow.swap_out)
 
     def swap_in(self, seq_ids: Sequence[SeqId]) -> bool:
         """Swap sequences back; False if it was (rightly) refused."""
-        return self._swap(seq_ids, self.allocator.swap_in, self.model.num_free, self.shadow.swap_in)
+        return self._swap(seq_ids, self._typed.swap_in, self.model.num_free, self.shadow.swap_in)
 
     def check(self) -> None:
         """Compare every table, every count and every token."""
@@ -182,19 +184,19 @@ class Harness:
         self._check_usage()
         for seq_id, seq in self.sequences.items():
             self.shadow.check(seq_id, self._table(seq_id), seq.tokens, is_swapped=seq.is_swapped)
-        self.allocator.audit()
+        self._typed.audit()
 
     def _table(self, seq_id: SeqId) -> tuple[BlockId, ...]:
-        return tuple(self.allocator.block_table(seq_id))
+        return tuple(self._typed.block_table(seq_id))
 
     def _snapshot(self) -> tuple[object, ...]:
         tables = {
-            seq_id: (self._table(seq_id), self.allocator.num_tokens(seq_id), self.allocator.num_slots(seq_id))
+            seq_id: (self._table(seq_id), self._typed.num_tokens(seq_id), self._typed.num_slots(seq_id))
             for seq_id in self.sequences
         }
         # Whoever tells the order of its free list is held to it as well.
         tell_order = getattr(self.allocator, "free_block_ids", tuple)
-        return tables, self.allocator.num_free_blocks, self.allocator.usage(), tuple(tell_order())
+        return tables, self._typed.num_free_blocks, self._typed.usage(), tuple(tell_order())
 
     def _attempt(self, command: Callable[[], Any], needed: int) -> bool:
         """Do it if the model says that it fits; else it must be refused and change nothing."""
@@ -222,9 +224,7 @@ class Harness:
 
     def _check_status(self, num_tokens: int, match: PrefixMatch, reserve: int, watermark: int) -> None:
         before = self._snapshot()
-        status = self.allocator.can_allocate(
-            num_tokens, prefix=match, reserve_tokens=reserve, watermark_blocks=watermark
-        )
+        status = self._typed.can_allocate(num_tokens, prefix=match, reserve_tokens=reserve, watermark_blocks=watermark)
         _require(7, self._snapshot() == before, "can_allocate changed something")
         if not self.features.exact_blocks:
             return
@@ -240,7 +240,7 @@ class Harness:
         if not self.has_cache:
             return NO_MATCH
         before = self._snapshot()
-        match = self.allocator.match_prefix(keys, num_tokens)
+        match: PrefixMatch = self._typed.match_prefix(keys, num_tokens)
         _require(7, self._snapshot() == before, "match_prefix changed something")
         expected = 0
         prefixes = set(self._carried.values())
@@ -368,20 +368,20 @@ class Harness:
         _require(8, len(set(targets)) == len(targets), f"two blocks are moved to one: {targets}")
 
     def _check_length(self, seq_id: SeqId, seq: ModelSequence) -> None:
-        length, num_tokens = len(self._table(seq_id)), self.allocator.num_tokens(seq_id)
+        length, num_tokens = len(self._table(seq_id)), self._typed.num_tokens(seq_id)
         _require(13, num_tokens == seq.num_tokens, f"sequence {seq_id!r} is said to store {num_tokens} tokens; "
                  f"it stores {seq.num_tokens}")  # fmt: skip
         is_enough = length == len(seq.cells) if self.features.exact_blocks else length >= len(seq.cells)
         _require(13, is_enough, f"sequence {seq_id!r} stores {seq.num_tokens} tokens in {length} blocks of "
                  f"{self.block_size}; it needs {len(seq.cells)}")  # fmt: skip
-        num_slots = self.allocator.num_slots(seq_id)
+        num_slots = self._typed.num_slots(seq_id)
         _require(13, num_slots == length * self.block_size, f"{length} blocks are said to be {num_slots} slots")
 
     def _check_tables(self) -> None:
         """Tables share exactly what the model shares, and no two cells are in one block."""
         holders: dict[tuple[bool, BlockId], Cell] = {}
         for seq_id, seq in self.sequences.items():
-            _require(4, self.allocator.has_table(seq_id), f"sequence {seq_id!r} has lost its table")
+            _require(4, self._typed.has_table(seq_id), f"sequence {seq_id!r} has lost its table")
             self._check_length(seq_id, seq)
             for index, (cell, block_id) in enumerate(zip(seq.cells, self._table(seq_id), strict=False)):
                 expected = self._block_of[cell]
@@ -391,7 +391,7 @@ class Harness:
                 _require(4, holder == cell, f"block {block_id} is in two tables that share nothing there")
 
     def _check_usage(self) -> None:
-        usage, refs = self.allocator.usage(), self.model.refs()
+        usage, refs = self._typed.usage(), self.model.refs()
         live = {self._block_of[cell] for cell in refs}
         num_idle = sum(1 for block_id in self._carried if block_id not in live)
         expected = {
@@ -407,7 +407,7 @@ class Harness:
                 "num_logical": refs.total(),
                 "num_host_used": len(self.model.refs(is_swapped=True)),
             }
-            _require(4, self.allocator.num_free_blocks == self.model.num_free, f"{self.allocator.num_free_blocks} "
+            _require(4, self._typed.num_free_blocks == self.model.num_free, f"{self._typed.num_free_blocks} "
                      f"blocks are said to be free; {self.model.num_free} are")  # fmt: skip
         for name, value in expected.items():
             counted = getattr(usage, name)

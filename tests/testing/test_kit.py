@@ -178,3 +178,62 @@ def test_harness_names_the_law() -> None:
     allocator.pool.ref[0] = 2
     with pytest.raises(LawViolation, match=r"^law 4: GPU block 0 has ref count 2, but 1 tables name it"):
         harness.check()
+
+
+class Odd(PagedAllocator):
+    """Ours, with one method of the test's."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4, num_host_blocks=4, enable_prefix_caching=True)
+
+
+ODD = [
+    ("append_slots", lambda *args: None, "append_slots returned None; it must be a tuple of BlockCopy"),
+    ("append_slots", lambda *args: [1], r"append_slots returned \[1\]; it must be a tuple of BlockCopy"),
+    ("can_allocate", lambda *args, **keys: True, "can_allocate returned True; it must be an AllocStatus"),
+    ("match_prefix", lambda *args: None, "match_prefix returned None; it must be a PrefixMatch"),
+    ("match_prefix", lambda *args: (0, ()), r"match_prefix returned \(0, \(\)\); it must be a PrefixMatch"),
+    ("block_table", lambda *args: None, "block_table returned None; it must be a sequence of block ids"),
+    ("num_tokens", lambda *args: 1.5, "num_tokens returned 1.5; it must be a whole number of at least 0"),
+    ("num_slots", lambda *args: None, "num_slots returned None; it must be a whole number"),
+    ("has_table", lambda *args: None, "has_table returned None; it must be True or False"),
+    ("usage", lambda *args: {}, r"usage returned {}; it must be a Usage"),
+    ("swap_out", lambda *args: False, "swap_out returned False; it must be a tuple of BlockMove, or None"),
+    ("num_free_blocks", lambda *args: 3, "num_free_blocks is <bound method.*; it must be a whole number"),
+    ("free", None, "Odd.free is None; it is a method"),
+    (
+        "allocate",
+        lambda self, seq_id, num_tokens: None,
+        r"Odd.allocate takes \(seq_id, num_tokens\): got an unexpected",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "expected"), ODD)
+def test_what_breaks_the_protocol_is_named(name: str, method: Any, expected: str) -> None:
+    odd = type("Odd", (Odd,), {name: method})
+    with pytest.raises(LawViolation, match=f"protocol: .*{expected}"):
+        check_allocator(odd, max_examples=20, shrink=False)
+
+
+def test_a_method_that_is_missing_is_named() -> None:
+    class Bare:
+        block_size = 4
+        num_blocks = num_free_blocks = 8
+
+    with pytest.raises(LawViolation, match="protocol: Bare has no usage; kvsim"):
+        check_allocator(Bare, max_examples=2, shrink=False)  # type: ignore[arg-type]
+    with pytest.raises(LawViolation, match="protocol: NoneType has no usage"):
+        check_allocator(lambda: None, max_examples=2, shrink=False)  # type: ignore[arg-type, return-value]
+
+
+def test_what_is_not_claimed_may_be_missing() -> None:
+    """No fork, no swap, no cache: such an allocator needs neither their methods nor their keywords."""
+
+    class Plain(PagedAllocator):
+        fork = swap_out = swap_in = match_prefix = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+
+    check_allocator(Plain, max_examples=5, fork=False)

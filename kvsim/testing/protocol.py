@@ -1,0 +1,124 @@
+"""Holds an allocator under test to the protocol: a method that is missing, or returns something else, is named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from kvsim.memory.interface import BlockCopy, BlockMove, KVAllocator, PrefixMatch, Usage
+from kvsim.types import AllocStatus, LawViolation
+
+MAX_SHOWN = 120
+"""Characters of a value that messages show."""
+
+
+class _Wanted(NamedTuple):
+    """What the protocol wants of a value, in words, and whether one is that."""
+
+    what: str
+    holds: Callable[[Any], bool]
+
+
+def _is_count(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
+
+
+def _are(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple | list) and all(isinstance(item, kind) for item in value)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Iterable) and all(hasattr(item, "__index__") for item in value)
+
+
+def _is_match(value: Any) -> bool:
+    return isinstance(value, PrefixMatch) and _is_count(value.num_tokens) and _are_ids(value.block_ids)
+
+
+_COUNT = _Wanted("a whole number of at least 0", _is_count)
+_TRANSFER = _Wanted(
+    "a tuple of BlockMove, or None where there is no room", lambda value: value is None or _are(BlockMove)(value)
+)
+
+ATTRIBUTES = {
+    "block_size": _Wanted("a whole number of at least 1", lambda value: _is_count(value) and value >= 1),
+    "num_blocks": _COUNT,
+    "num_free_blocks": _COUNT,
+}
+METHODS = {
+    "can_allocate": _Wanted("an AllocStatus: OK, LATER or NEVER", lambda value: isinstance(value, AllocStatus)),
+    "match_prefix": _Wanted("a PrefixMatch, NO_MATCH where there is none", _is_match),
+    "allocate": None,
+    "append_slots": _Wanted("a tuple of BlockCopy, () where nothing is copied", _are(BlockCopy)),
+    "register": None,
+    "fork": None,
+    "free": None,
+    "swap_out": _TRANSFER,
+    "swap_in": _TRANSFER,
+    "has_table": _Wanted("True or False", lambda value: isinstance(value, bool)),
+    "num_tokens": _COUNT,
+    "num_slots": _COUNT,
+    "block_table": _Wanted("a sequence of block ids", _are_ids),
+    "usage": _Wanted("a Usage of whole numbers", lambda value: isinstance(value, Usage) and all(map(_is_count, value))),
+    "audit": None,
+}
+"""What each method returns; None: what it returns is not read."""
+
+
+class Typed:
+    """An allocator seen through the protocol; everything raises LawViolation that it does not allow."""
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator = allocator
+        self._name = type(allocator).__name__
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ATTRIBUTES:
+            return self._checked(name, "is", self._given(name), ATTRIBUTES[name])
+        if name not in METHODS:
+            return getattr(self._allocator, name)
+        method = self._method(name)
+        self.__dict__[name] = method
+        return method
+
+    def _given(self, name: str) -> Any:
+        if not hasattr(type(self._allocator), name) and not hasattr(self._allocator, name):
+            raise LawViolation(
+                f"protocol: {self._name} has no {name}; kvsim.memory.KVAllocator says what an allocator offers"
+            )
+        return getattr(self._allocator, name)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        method, wanted = self._given(name), METHODS[name]
+        if not callable(method):
+            raise LawViolation(f"protocol: {self._name}.{name} is {_shown(method)}; it is a method")
+        signature = inspect.signature(method)
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise LawViolation(
+                    f"protocol: {self._name}.{name} takes {signature}: {error}; it must take {_parameters(name)}"
+                ) from None
+            value = method(*args, **keywords)
+            return value if wanted is None else self._checked(name, "returned", value, wanted)
+
+        return call
+
+    def _checked(self, name: str, verb: str, value: Any, wanted: _Wanted) -> Any:
+        if not wanted.holds(value):
+            raise LawViolation(f"protocol: {self._name}.{name} {verb} {_shown(value)}; it must be {wanted.what}")
+        return value
+
+
+def _parameters(name: str) -> str:
+    """A method's parameters without self and types, as a call may give them."""
+    parameters = list(inspect.signature(getattr(KVAllocator, name)).parameters.values())[1:]
+    return ", ".join(parameter.name for parameter in parameters)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
