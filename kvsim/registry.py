@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvsim.scenario.fields import Custom, is_import_path
+from kvsim.scenario.own_code import CheckedCost, CheckedScheduler, CheckedSource, checked_policy
 from kvsim.scenario.pool import Pool as Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
@@ -29,19 +30,13 @@ from kvsim.scenario.schema import (
     VllmV0Scheduler,
     VllmV1Scheduler,
 )
-from kvsim.scenario.words import shorten
-from kvsim.types import KvsimError, Ns, ScenarioError
+from kvsim.types import KvsimError, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.cost.interface import CostModel
     from kvsim.memory.interface import KVAllocator
     from kvsim.scheduling.interface import Scheduler
-    from kvsim.scheduling.plan import StepShape
     from kvsim.workload.source import Source
-
-
-LONGEST_STEP_NS = 10**18
-"""Thirty years: the longest time a scenario may name."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, de
     config = scenario.scheduler
     if isinstance(config, Custom):
         given = {"max_model_len": pool.max_model_len, "detail": detail, "engine_loop": scenario.engine_loop}
-        return cast("Scheduler", _make_custom("scheduler", config, (allocator,), given))
+        return cast("Scheduler", CheckedScheduler(_make_custom("scheduler", config, (allocator,), given), config.type))
     keywords = {name: value for name, value in config.model_dump().items() if name != "type"}
     keywords |= {"max_model_len": pool.max_model_len, "detail": detail}
     make = _SCHEDULERS[type(config)]
@@ -197,7 +192,7 @@ def _policy(value: Any, name: str) -> Any:
     from kvsim.scheduling import policies
 
     if is_import_path(value):
-        return import_object(value, f"scheduler.{name}")
+        return checked_policy(import_object(value, f"scheduler.{name}"), value, name)
     if isinstance(value, str) and name in ("victim", "queue_order"):
         return getattr(policies, value)
     return value
@@ -213,32 +208,8 @@ def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
         return LinearCost(**keywords, bytes_per_token=pool.bytes_per_token, block_size=pool.block_size)
     if isinstance(config, Custom):
         given = {"bytes_per_token": pool.bytes_per_token, "block_size": pool.block_size}
-        return _CheckedCost(_make_custom("cost", config, (), given), config.type)
+        return CheckedCost(_make_custom("cost", config, (), given), config.type)
     return _kernel_cost(config, scenario, pool)
-
-
-class _CheckedCost:
-    """A cost model of the user's: what it returns must be a time, and is rounded to whole nanoseconds."""
-
-    def __init__(self, cost: Any, name: str) -> None:
-        self._cost = cost
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cost, name)
-
-    def step_ns(self, shape: StepShape) -> Ns:
-        value: Any = self._cost.step_ns(shape)
-        try:
-            ns = int(value + 0.5)
-        except (TypeError, ValueError, OverflowError):
-            ns = 0
-        if not 1 <= ns <= LONGEST_STEP_NS:
-            raise ScenarioError(
-                f"cost: {self._name}: step_ns returned {shorten(value)}; must be a time in nanoseconds, at least 1 and "
-                "at most thirty years"
-            )
-        return ns
 
 
 def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:
@@ -251,7 +222,8 @@ def make_source(scenario: Scenario) -> Source:
     """The scenario's requests. Raises ScenarioError, also for a workload without any."""
     workload = scenario.workload
     if isinstance(workload, Custom):
-        source = cast("Source", _make_custom("workload", workload, (), {"seed": scenario.seed}))
+        made = _make_custom("workload", workload, (), {"seed": scenario.seed})
+        source = cast("Source", CheckedSource(made, workload.type))
     else:
         from kvsim.workload import build_source
 

@@ -162,6 +162,11 @@ def compare_resolved(
 
 def tell_life(resolved: ResolvedScenario, request_id: str) -> str:
     """Run the scenario for the sake of one request and tell its life. Raises ScenarioError if there is none."""
+    with _blaming_custom_code(resolved):
+        return _tell_life(resolved, request_id)
+
+
+def _tell_life(resolved: ResolvedScenario, request_id: str) -> str:
     from kvsim.explain import LifeStory
     from kvsim.registry import build
     from kvsim.sim.run import simulate

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.paged import PagedAllocator
 from kvsim.registry import build
-from kvsim.runs import run
+from kvsim.runs import resolve, run, tell_life
 from kvsim.scenario.resolve import scenario_from_text
 from kvsim.scenario.schema import ENGINES
 from kvsim.types import ScenarioError
@@ -134,9 +135,92 @@ def test_sessions_that_end_before_they_begin_are_an_error() -> None:
 
 
 def test_code_of_the_users_that_fails_is_named(tmp_path, monkeypatch):
-    (tmp_path / "broken_parts.py").write_text("class Empty: pass\ndef victim(running): raise ValueError('no idea')\n")
+    (tmp_path / "broken_parts.py").write_text("class Lost:\n    def step_ns(self, shape): return shape.no_such\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     base = {"workload": {"requests": [{"id": "a", "prompt_tokens": 4, "output_tokens": 3}]}}
-    with pytest.raises(ScenarioError, match=r"broken_parts:Empty: the run failed in or on this code.*step_ns"):
-        run(base | {"cost": {"type": "broken_parts:Empty"}})
+    with pytest.raises(ScenarioError, match=r"broken_parts:Lost: the run failed in or on this code.*no_such"):
+        run(base | {"cost": {"type": "broken_parts:Lost"}})
+    with pytest.raises(ScenarioError, match=r"broken_parts:Lost: the run failed in or on this code.*no_such"):
+        tell_life(resolve(base | {"cost": {"type": "broken_parts:Lost"}}, {}), "a")
+
+
+BROKEN = """\
+from kvsim.scheduling.paged import PagedScheduler
+
+
+class Scheduler(PagedScheduler):
+    def {name}(self, *args):
+        return None
+
+
+def policy(*args):
+    return None
+
+
+class Source:
+    notes, num_left = (), 1
+    next_ns = lambda self: {next_ns}
+    take_due = lambda self, now: {due}
+    on_end = lambda self, request_id, now: None
+
+
+class Nothing:
+    pass
+
+
+number = 7
+"""
+
+
+def broken_run(folder: Path, patch: pytest.MonkeyPatch, values: dict[str, Any], **code: str) -> None:
+    name = f"broken_{folder.name.encode().hex()}"
+    code = {"name": "schedule", "next_ns": "0", "due": "[]"} | code
+    text = BROKEN
+    for mark, value in code.items():
+        text = text.replace(f"{{{mark}}}", value)
+    (folder / f"{name}.py").write_text(text)
+    patch.syspath_prepend(folder)
+    tight = {"num_gpu_blocks_override": 12}
+    scenario: dict[str, Any] = {
+        "memory": tight,
+        "workload": {
+            "num_requests": 6,
+            "arrivals": {"type": "batch"},
+            "lengths": {"type": "fixed", "prompt": 30, "output": 40},
+        },
+    }
+    for key, value in values.items():
+        block, _, last = key.partition(".")
+        if last == "type":
+            scenario[block] = {}
+        scenario.setdefault(block, {})[last] = f"{name}:{value}"
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "expected"),
+    [
+        ({"scheduler.victim": "policy"}, {}, "scheduler.victim: .*:policy returned None; must be one of the running"),
+        ({"scheduler.queue_order": "policy"}, {}, "queue_order: .*:policy returned None; must be a key to sort by"),
+        ({"scheduler.gate": "policy"}, {}, "scheduler.gate: .*:policy returned None; must be True or False"),
+        ({"scheduler.preemption": "policy"}, {}, "scheduler.preemption: .*:policy returned None; must be True or"),
+        ({"scheduler.gate": "number"}, {}, "scheduler.gate: .*:number is 7; must be a function"),
+        ({"scheduler.type": "Scheduler"}, {}, "schedule returned None; must be a kvsim.scheduling.plan.StepPlan"),
+        ({"scheduler.type": "Scheduler"}, {"name": "complete"}, "complete returned None; must be a kvsim.*StepOutcome"),
+        ({"scheduler.type": "Nothing"}, {}, "Nothing cannot be made|Nothing: has no allocator, submit"),
+        ({"workload": "Nothing"}, {}, "workload: .*:Nothing: has no notes, num_left, next_ns, take_due, on_end; see"),
+        ({"workload": "Source"}, {"next_ns": "0.5"}, "next_ns returned 0.5; must be a whole number of nanoseconds"),
+        ({"workload": "Source"}, {"due": "None"}, "take_due returned None; must be a list of kvsim.request.Request"),
+        ({"workload": "Source"}, {"due": "[1]"}, r"take_due returned \[1\]; must be a list of kvsim.request.Request"),
+        ({"workload": "Source"}, {}, r"take_due returned \[\]; must be the requests of 0 ns that next_ns named"),
+        ({"cost": "Nothing"}, {}, "cost: .*:Nothing: has no step_ns; see docs/extend.md"),
+    ],
+)
+def test_own_code_that_breaks_its_word_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], code: dict[str, str], expected: str
+) -> None:
+    blocks = {"workload", "cost"}
+    named = {f"{key}.type" if key in blocks else key: value for key, value in values.items()}
+    with pytest.raises(ScenarioError, match=expected):
+        broken_run(tmp_path, monkeypatch, named, **code)
