@@ -160,6 +160,8 @@ class Totals:
     block_table_rows: int = 0
     peak_table_entries: int = 0
     num_emitted_tokens: int = 0
+    last_token_ns: Ns = NEVER
+    """End of the last step that emitted a token: whoever gives up later prolongs nothing."""
     num_steps: int = 0
     running_peak: int = 0
     num_moved_slots: int = 0
@@ -467,6 +469,8 @@ class Recorder:
         starts, ends, num_emitted, num_regular, planned = zip(*self._applied, strict=True)
         self._applied.clear()
         self.totals.num_emitted_tokens += sum(num_emitted)
+        emitting = (end_ns for end_ns, num in zip(reversed(ends), reversed(num_emitted), strict=True) if num)
+        self.totals.last_token_ns = next(emitting, self.totals.last_token_ns)
         times = StepTimes(np.array(starts), np.array(ends), np.array(num_regular))
         self.gaps.add_ticks(times)
         chunk = self._step_chunk(times, *zip(*planned, strict=True))

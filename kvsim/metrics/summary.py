@@ -124,7 +124,7 @@ def _counts(recorder: Recorder, num_requests: int) -> dict[str, Any]:
 def _throughput(requests: RequestColumns, recorder: Recorder, goals: Goals, end_ns: int) -> dict[str, Any]:
     arrivals = requests["arrival_ns"][requests.arrived]
     is_cut = any(recorder.ended.count.get(status, 0) for status in (*UNFINISHED, NOT_ARRIVED))
-    last_ns = end_ns if is_cut else _last_token_ns(requests)
+    last_ns = end_ns if is_cut else recorder.totals.last_token_ns
     duration_s = max(0, last_ns - int(arrivals.min())) / NS_PER_S if len(arrivals) and last_ns != NEVER else 0.0
     completed = int(requests.completed.sum())
     prompt_tokens = int(requests.of_completed("prompt_tokens").sum())
@@ -138,11 +138,6 @@ def _throughput(requests: RequestColumns, recorder: Recorder, goals: Goals, end_
         "total_token_throughput": _rate(num_tokens + prompt_tokens, duration_s),
         "request_goodput": _rate(int(requests.meets(goals).sum()), duration_s) if goals.any else None,
     }
-
-
-def _last_token_ns(requests: RequestColumns) -> int:
-    finish = requests["finish_ns"][requests["first_token_ns"] != NEVER]
-    return int(finish.max()) if len(finish) else NEVER
 
 
 def _rate(amount: int, duration_s: float) -> float | None:

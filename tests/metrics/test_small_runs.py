@@ -71,6 +71,26 @@ def test_duration_goes_to_a_horizon_that_cuts_off_arrivals() -> None:
     assert (summary["num_unfinished"], summary["duration"], summary["output_throughput"]) == (1, 0.5, 4.0)
 
 
+def test_who_gives_up_after_the_last_token_does_not_prolong_the_run() -> None:
+    """`a` speaks from 1 s to 7 s; `b` at 4 s and 5 s, then it is pushed out, and gives up in its recompute, at 9 s."""
+    requests = [
+        {"id": "a", "prompt_tokens": 4, "output_tokens": 7},
+        {"id": "b", "prompt_tokens": 8, "output_tokens": 4, "abort_s": 8.5},
+    ]
+    result = kvsim.run(
+        {
+            "memory": {"num_gpu_blocks_override": 17},
+            "allocator": {"block_size": 1, "watermark": 0},
+            "scheduler": {"max_num_batched_tokens": 4},
+            "workload": {"requests": requests},
+            "cost": {"type": "linear", "step_ms": 1000, "prefill_token_us": 0, "context_token_ns": 0},
+        }
+    )
+    assert list(result.requests["finish_s"]) == [7, 9]
+    assert list(result.requests["output_tokens"]) == [7, 2]
+    assert (result.summary["duration"], result.summary["total_output_tokens"]) == (7, 9)
+
+
 @pytest.mark.parametrize("engine", ["orca-oracle", "no-evict"])
 def test_who_never_recomputes_needs_a_budget_for_the_prompt_alone(engine: str) -> None:
     limits = {"scheduler.enable_chunked_prefill": False, "scheduler.max_num_batched_tokens": 3}
