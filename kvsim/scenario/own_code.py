@@ -94,7 +94,7 @@ class CheckedSource(_Checked):
         if value is None:
             return None
         try:
-            ns = ceil(value)
+            ns: int = ceil(value)
         except (TypeError, ValueError, OverflowError):
             ns = -1
         self._checked("next_ns", value, ns >= 0, "a time in nanoseconds of 0 or more, or None")
