@@ -25,7 +25,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _are(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, tuple | list) and all(isinstance(item, kind) for item in value)
+    """Whether all items have the fields of a kind: an engine may have a class of its own for it."""
+    names = kind._fields  # type: ignore[attr-defined]
+    return lambda value: isinstance(value, tuple | list) and all(hasattr(i, name) for i in value for name in names)
 
 
 def _are_ids(value: Any) -> bool:
@@ -56,7 +58,7 @@ METHODS = {
     "free": None,
     "swap_out": _TRANSFER,
     "swap_in": _TRANSFER,
-    "has_table": _Wanted("True or False", lambda value: isinstance(value, bool)),
+    "has_table": _Wanted("True or False", lambda value: value is not None),
     "num_tokens": _COUNT,
     "num_slots": _COUNT,
     "block_table": _Wanted("a sequence of block ids", _are_ids),
@@ -93,16 +95,16 @@ class Typed:
         method, wanted = self._given(name), METHODS[name]
         if not callable(method):
             raise LawViolation(f"protocol: {self._name}.{name} is {_shown(method)}; it is a method")
-        signature = inspect.signature(method)
 
         def call(*args: Any, **keywords: Any) -> Any:
             try:
-                signature.bind(*args, **keywords)
-            except TypeError as error:
-                raise LawViolation(
-                    f"protocol: {self._name}.{name} takes {signature}: {error}; it must take {_parameters(name)}"
-                ) from None
-            value = method(*args, **keywords)
+                value = method(*args, **keywords)
+            except TypeError:
+                if problem := _misfit(method, args, keywords):
+                    raise LawViolation(
+                        f"protocol: {self._name}.{name} takes {problem}; it must take {_parameters(name)}"
+                    ) from None
+                raise
             return value if wanted is None else self._checked(name, "returned", value, wanted)
 
         return call
@@ -111,6 +113,19 @@ class Typed:
         if not wanted.holds(value):
             raise LawViolation(f"protocol: {self._name}.{name} {verb} {_shown(value)}; it must be {wanted.what}")
         return value
+
+
+def _misfit(method: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """A method's parameters, and why a call does not fit them; empty where it does, or where they are not known."""
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        return f"{signature}: {error}"
+    return ""
 
 
 def _parameters(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -237,3 +237,43 @@ def test_what_is_not_claimed_may_be_missing() -> None:
             super().__init__(8, 4)
 
     check_allocator(Plain, max_examples=5, fork=False)
+
+
+class Copied(NamedTuple):
+    """A copy in an engine's own words."""
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class Foreign:
+    """A method whose parameters nobody knows, as those of compiled code."""
+
+    __signature__ = "unknown"
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.method(*args, **keywords)
+
+
+def test_an_engine_may_have_its_own_copies_and_compiled_methods() -> None:
+    class Own(Odd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.free = Foreign(self.free)  # type: ignore[method-assign]
+
+        def append_slots(self, *args: Any, **keywords: Any) -> Any:
+            return [Copied(*copy) for copy in super().append_slots(*args, **keywords)]
+
+    check_allocator(Own, max_examples=30, shrink=False)
+
+    class Broken(Odd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.free = Foreign(lambda seq_id: seq_id + None)  # type: ignore[method-assign]
+
+    with pytest.raises(TypeError, match="NoneType"):
+        check_allocator(Broken, max_examples=30, shrink=False)
