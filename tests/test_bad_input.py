@@ -427,6 +427,11 @@ def test_a_key_that_counts_is_no_reason_to_warn(text: str) -> None:
     assert scenario_from_text(f"workload: {text}").warnings == ()
 
 
+def test_who_says_recompute_may_have_a_swap_space() -> None:
+    text = "memory: {swap_space: 4GiB}\nscheduler: {preemption: recompute}\n"
+    assert scenario_from_text(text).warnings == ()
+
+
 IDLE_WITH_A_TRACE = [
     ("trace-plain", {"hash_block_size": 16}, "hash_block_size", "it has no hash ids"),
     ("trace-plain", {"chars_per_token": 3}, "chars_per_token", "it has lengths, not texts (read as csv)"),

@@ -216,7 +216,8 @@ def _host_blocks_are_used(scenario: Scenario) -> Iterator[Finding]:
         return
     if isinstance(scenario.allocator, ContiguousMemory):
         yield Finding(("memory", name), "is not used: contiguous memory is never swapped", False)
-    elif getattr(scheduler, "preemption", None) == "recompute":
+    elif getattr(scheduler, "preemption", None) == "recompute" and "preemption" not in scheduler.model_fields_set:
+        # Who says recompute knows; vLLM's usual swap space may stand beside it.
         yield Finding(("memory", name), "is not used: scheduler.preemption is recompute, so nothing is swapped", False)
     elif not hasattr(scheduler, "preemption"):
         yield Finding(("memory", name), f"is not used: the {scheduler.type} scheduler never swaps", False)
