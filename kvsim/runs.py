@@ -263,19 +263,15 @@ def _late_warnings(summary: dict[str, Any], ended: EndedRequests) -> Iterable[st
             f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
             "requests end early, are preempted or aborted"
         )
+    # Worded for any number, so that runs that differ in it say the same.
     if ended.num_cut:
-        outputs = "1 output was" if ended.num_cut == 1 else f"{ended.num_cut} outputs were"
-        yield f"{outputs} cut where prompt and output together reach scheduler.max_model_len"
+        yield f"outputs cut where prompt and output together reach scheduler.max_model_len: {ended.num_cut}"
     if ended.first_rejected is not None:
         request_id, reason = ended.first_rejected
-        num_rejected = summary["num_rejected"]
-        if num_rejected == 1:
-            yield f"1 request can never be served and was rejected: {shorten(request_id)}: {reason}"
-        else:
-            yield (
-                f"{num_rejected} requests can never be served and were rejected, "
-                f"the first is {shorten(request_id)}: {reason}"
-            )
+        yield (
+            f"requests rejected because they can never be served: {summary['num_rejected']}; "
+            f"the first is {shorten(request_id)}: {reason}"
+        )
 
 
 def _short_shares(scenario: Scenario, engine: Engine) -> Iterable[str]:

@@ -113,7 +113,7 @@ def test_a_rejected_request_has_no_end_and_its_reason_counts_sequences() -> None
 def test_outputs_that_meet_max_model_len_are_told() -> None:
     result = run("paged", [(0, 4, 9, 1), (0, 4, 2, 1)], 9, 4, **{"scheduler.max_model_len": 8})
     assert list(result.requests["output_tokens"]) == [4, 2]
-    cut = "1 output was cut where prompt and output together reach scheduler.max_model_len"
+    cut = "outputs cut where prompt and output together reach scheduler.max_model_len: 1"
     assert cut in result.summary["warnings"]
 
 

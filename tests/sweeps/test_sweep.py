@@ -104,7 +104,7 @@ def test_warnings_are_those_of_the_points(tmp_path: Path, capsys: pytest.Capture
         "--vary scheduler.max_model_len=50: scheduler.max_model_len: is 50, and every request has at least 103 tokens: "
         "all will be rejected",
         "warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: "
-        "3 requests can never be served and were rejected, the first is '0': "
+        "requests rejected because they can never be served: 3; the first is '0': "
         "the prompt has 100 tokens, max_model_len is 50",
         f"warning: 2 of 4 points, the first is engine=vllm-v1, scheduler.max_model_len=50, seed=0: {path}:2:13: "
         "scheduler.preemption: not used: scheduler vllm-v1 has no such key",
