@@ -21,6 +21,8 @@ from kvsim.scenario.units import (
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MAX_TOKENS = 100_000_000
 """No text, window or limit is longer: larger values are slips of the keyboard."""
+LONGEST_NS = 10**18
+"""Thirty years: the longest time that a scenario, or a part of the user's own, may name."""
 
 
 class Block(BaseModel):
@@ -134,7 +136,7 @@ def _ns(value: Any) -> int:
     ns = parse_ns(value)
     if ns <= 0:
         raise ValueError(f"must be above 0, at least a nanosecond: give {TIME_EXAMPLES}")
-    if ns > 10**18:
+    if ns > LONGEST_NS:
         raise ValueError("is longer than thirty years: give a shorter time")
     return ns
 

@@ -8,12 +8,10 @@ from math import ceil
 from typing import Any
 
 from kvsim.request import Group, Request
+from kvsim.scenario.fields import LONGEST_NS
 from kvsim.scenario.words import shorten
 from kvsim.scheduling.plan import Rejection, StepOutcome, StepPlan, StepShape
 from kvsim.types import Ns, ScenarioError
-
-LONGEST_STEP_NS = 10**18
-"""Thirty years: the longest time a scenario may name."""
 
 
 def checked_policy(policy: Any, path: str, name: str) -> Callable[..., Any]:
@@ -79,7 +77,7 @@ class CheckedCost(_Checked):
         except (TypeError, ValueError, OverflowError):
             ns = 0
         wanted = "a time in nanoseconds, at least 1 and at most thirty years"
-        self._checked("step_ns", value, 1 <= ns <= LONGEST_STEP_NS, wanted)
+        self._checked("step_ns", value, 1 <= ns <= LONGEST_NS, wanted)
         return ns
 
 

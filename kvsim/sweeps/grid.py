@@ -66,9 +66,7 @@ def make_grid(
     """
     if "seed" in vary:
         raise ScenarioError("sweep: seed is not varied like other keys: say --seeds 1,2,7, or seeds: [1, 2, 7]")
-    num_points = len(seeds) * (1 if is_zipped else math.prod(map(len, vary.values())))
-    if num_points > MAX_POINTS:
-        raise ScenarioError(f"sweep: has {num_points:,} points; at most {MAX_POINTS:,} are run")
+    _check_size(vary, len(seeds), is_zipped)
     points: list[Point] = []
     problems: dict[str, None] = {}
     num_bad = 0
@@ -87,6 +85,12 @@ def make_grid(
             "leave those values out, or list the combinations that make sense side by side (--zip)"
         )
     return points
+
+
+def _check_size(vary: Mapping[str, Sequence[Any]], num_seeds: int, is_zipped: bool) -> None:
+    num_points = num_seeds * (1 if is_zipped else math.prod(map(len, vary.values())))
+    if num_points > MAX_POINTS:
+        raise ScenarioError(f"sweep: has {num_points:,} points; at most {MAX_POINTS:,} are run")
 
 
 def files_of(resolved: ResolvedScenario) -> list[tuple[tuple[str, ...], str]]:
@@ -201,10 +205,14 @@ def vary_of(block: Sweep) -> dict[str, list[Any]]:
     return {name: values_of(given, f"sweep.vary.{name}") for name, given in block.vary.items()}
 
 
-def own_grid(base: ResolvedScenario) -> list[Point]:
-    """The points of a scenario's own `sweep:` block, none if it has none. Raises ScenarioError as `make_grid` does."""
+def own_combinations(base: ResolvedScenario) -> list[Point]:
+    """The combinations of a scenario's own `sweep:` block, each with the first seed: all that can be wrong with it.
+
+    None if it has no such block. Raises ScenarioError as `make_grid` does.
+    """
     block = base.scenario.sweep
     if block is None:
         return []
-    seeds = seeds_of(block.seeds, base.scenario.seed)
-    return make_grid(base, vary_of(block), seeds=seeds, is_zipped=block.zip, option="sweep.vary")
+    vary, seeds = vary_of(block), seeds_of(block.seeds, base.scenario.seed)
+    _check_size(vary, len(seeds), block.zip)
+    return make_grid(base, vary, seeds=seeds[:1], is_zipped=block.zip, option="sweep.vary")
