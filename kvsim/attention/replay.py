@@ -42,8 +42,8 @@ class Replay:
     `num_blocks` and `num_host_blocks` count raw ids (a null block included). The run must be made with
     `detail=True`, so that plans list their decodes and table updates. The order within a step is: moves of regions
     (compaction), swap-outs, table updates as they are listed, swap-ins, block copies, then layer by layer all writes
-    before all reads. Slots that nobody wrote since their
-    block was handed out hold NaN: what an earlier owner left there is of no help, even if it happens to be right.
+    before all reads. Slots that nobody wrote since their block was handed out hold NaN: what an earlier owner left
+    there is of no help, even if it happens to be right.
     """
 
     def __init__(

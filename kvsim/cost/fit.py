@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ _CHUNK = 4096
 
 
 def log_features(op: str, columns: Columns) -> np.ndarray:
-    """log2(1 + x) for prefix lengths (which may be zero), log2 x for the others; shape (rows, features)."""
+    """log2(16 + x) for prefix lengths (which may be zero), log2(max(x, 0.5)) for the others: (rows, features)."""
     parts = []
     for name in FORMS[op].features:
         value = np.asarray(columns[name], dtype=float)
@@ -85,10 +84,6 @@ class OpFit:
             [basis(self.basis, part, self._nodes) @ self.weights for part in _parts(features)] or [np.zeros(0)]
         )
         return np.asarray(bare * np.exp(np.clip(log_ratio, -1.0, 1.0)).reshape(bare.shape))
-
-    def covers(self, columns: Mapping[str, Any], slack: float = 1.5) -> bool:
-        """The (scalar) columns lie inside the measured ranges, give or take a factor `slack`."""
-        return all(low / slack <= columns[name] <= high * slack for name, (low, high) in self.bounds.items())
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

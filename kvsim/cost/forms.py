@@ -1,8 +1,8 @@
 """Closed forms of kernel time: launch overhead plus a smooth maximum of what could bind.
 
 Each form takes parameters and columns (NumPy arrays or numbers, broadcast together) and returns microseconds.
-Bandwidths are in GB/s, rates in TFLOP/s. `TILE_CHOICES` are tried one by one by the fit; the other parameters are
-positive and fitted in the logarithm.
+Bandwidths are in GB/s, rates in TFLOP/s. The fit tries a form's `tiles` one by one; the other parameters are positive
+and fitted in the logarithm.
 """
 
 from __future__ import annotations

@@ -121,9 +121,6 @@ class Overhead:
         )
 
 
-NO_OVERHEAD = Overhead(0.0, (0.0, 0.0), 0, 0, 0.0, (0.0, 0.0), 0, 0, "nothing")
-
-
 def overhead_of_gaps(
     gaps: list[Gap],
     source: str,

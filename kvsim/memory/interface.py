@@ -81,11 +81,6 @@ class Usage(NamedTuple):
     num_logical: int = 0
     """Table entries of all live sequences: what would be used without sharing."""
 
-    @property
-    def num_exclusive(self) -> int:
-        """Used blocks that one table alone names."""
-        return self.num_used - self.num_shared
-
 
 Link: TypeAlias = tuple[Content, tuple[int, ...]]
 """What one block adds to a prefix: its content, and for the first block the namespace."""

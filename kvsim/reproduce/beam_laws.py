@@ -21,7 +21,6 @@ MakeChoose: TypeAlias = Callable[[float, int, int, Generator], Choose]
 """(parameter, width, number of requests, generator)"""
 Decay: TypeAlias = Callable[[int, Ints], Floats]
 """By how much the chance of branching has fallen: (output tokens, prompt lengths)."""
-_NEVER = 1e9
 
 
 def _constant(step: int, prompts: Ints) -> Floats:

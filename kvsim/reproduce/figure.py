@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is simulated: `seconds(3600)` of arrivals are an hour at full scale, less in quick mode."""
+    """How much is simulated: as much as the paper did, or less in quick mode."""
 
     quick: bool = False
 

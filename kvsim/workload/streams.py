@@ -29,7 +29,7 @@ class Streams:
 
 
 def streams(seed: int) -> Streams:
-    """All random streams of a run; those in use are `arrivals`, `lengths`, `content` and `decoding`."""
+    """All random streams of a run, each named for what it draws: `arrivals`, `sessions.pauses`, `decoding.lengths`."""
     return Streams(seed)
 
 
