@@ -44,7 +44,7 @@ def command(
 
     for name, rows in found.tables.items():
         console.say(_table(name, rows))
-        console.say(f"{sentence(name, rows)}\n")
+        console.say(f"{sentence(rows)}\n")
     console.say(f"{found.cpu_s:.0f} s of processor time")
     console.say(f"results in {out}")
     console.say(console.list_files(out))

@@ -186,12 +186,12 @@ def _attending(config: Config, num_layers: int) -> Iterable[set[int] | None]:
     yield _numbers(config, "full_attn_idxs", layers)
     yield _typed(config, num_layers)
     yield _lettered(config, num_layers)
-    yield _blocks(config, "layers_block_type", per_layer(config, "layers_block_type", num_layers))
+    yield _blocks("layers_block_type", per_layer(config, "layers_block_type", num_layers))
     for name in ("block_types", "_block_types"):
         cycle = listing(config, name)
         if cycle is not None and not cycle:
             raise GeometryError(f"{name} is []; it must name at least one kind of block")
-        yield _blocks(config, name, [cycle[layer % len(cycle)] for layer in layers] if cycle else None)
+        yield _blocks(name, [cycle[layer % len(cycle)] for layer in layers] if cycle else None)
     linear = section(config, "linear_attn_config")
     if linear is not None and linear.get("full_attn_layers") is not None:
         numbers = _numbers(linear, "full_attn_layers", range(1, num_layers + 1)) or set()
@@ -230,7 +230,7 @@ def _lettered(config: Config, num_layers: int) -> set[int] | None:
     return {layer for layer, letter in enumerate(pattern) if _LETTERS[letter]}
 
 
-def _blocks(config: Config, name: str, listed: list[Any] | None) -> set[int] | None:
+def _blocks(name: str, listed: list[Any] | None) -> set[int] | None:
     if listed is None:
         return None
     _known(name, listed, (*_BLOCKS_WITH_KV, *_BLOCKS_WITHOUT_KV))

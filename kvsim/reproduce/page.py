@@ -25,7 +25,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.paper or row.quantity not in CURVES]
 
 
-def sentence(name: str, rows: Sequence[Row]) -> str:
+def sentence(rows: Sequence[Row]) -> str:
     """How near the figure is, counted against the bars that were set before it was run."""
     verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None and row.mark != INPUT]
     judged = [(row, entry, bool(entry.is_met(row.ours or 0.0))) for row, entry in verdicts if entry and entry.bar]
@@ -40,7 +40,7 @@ def sentence(name: str, rows: Sequence[Row]) -> str:
     inputs = [row for row in rows if row.mark == INPUT and row.paper]
     if inputs:
         parts.append("Input, not predicted: " + "; ".join(map(_side_by_side, inputs)) + ".")
-    return " ".join(parts) or _own_sentence(name, rows)
+    return " ".join(parts) or f"{len(rows)} values of ours; nothing published to compare with."
 
 
 def _bar_of(row: Row) -> Published | None:
@@ -55,10 +55,6 @@ def _side_by_side(row: Row) -> str:
     return f"{row.series} {row.x} {row.quantity}: paper {row.paper.replace('..', ' to ')}, kvsim {number(row.ours)}"
 
 
-def _own_sentence(name: str, rows: Sequence[Row]) -> str:
-    return f"{len(rows)} values of ours; nothing published to compare with."
-
-
 def page(found: Reproduction) -> str:
     """The whole page, as Markdown."""
     from kvsim.reproduce.run import FIGURES
@@ -66,7 +62,7 @@ def page(found: Reproduction) -> str:
     parts = [_head(found), _recipe(), _overview(found.tables)]
     for name, rows in found.tables.items():
         figure = FIGURES[name]
-        parts.append(f"## {figure.title}\n\n{figure.text}\n\n**{sentence(name, rows)}**\n")
+        parts.append(f"## {figure.title}\n\n{figure.text}\n\n**{sentence(rows)}**\n")
         remarks = REMARKS.get(name)
         if remarks is not None:
             parts.append(remarks(found.tables) + "\n")
@@ -118,7 +114,7 @@ def _recipe() -> str:
 def _overview(tables: Tables) -> str:
     from kvsim.reproduce.run import FIGURES
 
-    lines = [f"| {FIGURES[name].title.partition(':')[0]} | {sentence(name, rows)} |" for name, rows in tables.items()]
+    lines = [f"| {FIGURES[name].title.partition(':')[0]} | {sentence(rows)} |" for name, rows in tables.items()]
     return "## How near\n\n| figure | |\n|---|---|\n" + "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,10 @@ SYNONYMS = {
     "head_size": "head_dim",
 }
 """Names used elsewhere for keys of ours."""
+CLEARLY_CLOSER = 0.1
+"""A key of another mapping is suggested only if it resembles the misspelt one this much more than any key here does."""
+TAKES_CODE: tuple[Key, ...] = (("allocator",), ("scheduler",), ("workload",), ("cost",))
+"""Mappings whose `type` may be `package.module:Name`."""
 
 
 def problems_of(error: ValidationError, data: dict[str, Any], where: Callable[[Key], str]) -> list[str]:
@@ -73,14 +77,10 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
         return f"{text} of type {kind}; it belongs to type {' or '.join(others)}"
     suggestion, home = did_you_mean(name, known), _home_of(str(name), synonym)
     if home and (
-        not suggestion or likeness(name, str(home[-1])) > max(likeness(name, word) for word in known) + MUCH_LIKER
+        not suggestion or likeness(name, str(home[-1])) > max(likeness(name, word) for word in known) + CLEARLY_CLOSER
     ):
         return f"{text} here; did you mean {dotted(home)}?"
     return text + (suggestion or f"; known here: {', '.join(known)}")
-
-
-MUCH_LIKER = 0.1
-"""A key of another mapping must resemble a misspelt one by so much more than a key of its own mapping does."""
 
 
 def _home_of(name: str, synonym: str | None) -> Key | None:
@@ -113,7 +113,7 @@ def _explain(key: Key, item: Any, data: dict[str, Any]) -> str:
     if kind == "missing":
         return "is missing; give it a value"
     if kind in ("literal_error", "union_tag_invalid"):
-        return _not_one_of(key, value, str(context.get("expected", context.get("expected_tags"))))
+        return _not_one_of(value, str(context.get("expected", context.get("expected_tags"))))
     if kind == "union_tag_not_found":
         return _tag_missing(key, value)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -131,10 +131,6 @@ def _names_a_type(key: Key, value: object) -> bool:
     models = models_at(tuple(part for part in key if isinstance(part, str)))
     kinds = [kind for model in models for kind in types_of(model)]
     return value in kinds or (key in TAKES_CODE and is_import_path(value))
-
-
-TAKES_CODE: tuple[Key, ...] = (("allocator",), ("scheduler",), ("workload",), ("cost",))
-"""Mappings whose `type` may be `package.module:Name`."""
 
 
 def _limit(kind: str, context: dict[str, Any]) -> str | None:
@@ -160,7 +156,7 @@ def _plain(limit: float) -> str:
     return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
-def _not_one_of(key: Key, value: Any, expected: str) -> str:
+def _not_one_of(value: Any, expected: str) -> str:
     choices = [word.strip("' ") for word in expected.replace(" or ", ", ").split(",")]
     given = value.get("type") if isinstance(value, dict) else value
     what = "type is" if isinstance(value, dict) else "is"

@@ -290,7 +290,7 @@ def test_a_reader_finds_every_figure_by_its_number() -> None:
     ):
         assert f"## {heading}:" in text
     for name in FIGURES:
-        assert sentence(name, committed(name)) in text
+        assert sentence(committed(name)) in text
         assert (COMMITTED / f"{name}.png").is_file()
     assert set(REMARKS) <= set(FIGURES)
 
