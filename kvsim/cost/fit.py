@@ -56,6 +56,13 @@ class OpFit:
     weights: np.ndarray
     error: Mapping[str, float]
 
+    @classmethod
+    def bare(cls, op: str, kind: str, params: Mapping[str, float], *, kernel: str, framework: str = "") -> OpFit:
+        """The closed form alone, with parameters that no measurement corrects; `kernel` says where they are from."""
+        num_features = len(FORMS[op].features)
+        scales, points = (1.0,) * num_features, np.zeros((0, num_features))
+        return cls(op, kind, kernel, "", framework, params, "exponential", scales, points, np.zeros(0), {})
+
     @cached_property
     def _nodes(self) -> np.ndarray:
         columns = {name: self.points[:, i] for i, name in enumerate(FORMS[self.op].features)}

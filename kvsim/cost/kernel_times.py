@@ -21,6 +21,9 @@ from kvsim.types import ScenarioError
 _ROW_LAUNCH_US = 2.5
 _SAMPLER_US = 25.0
 
+MIXED_NOT_MEASURED = "mixed_attention (not measured: the sum of prefill and decode attention)"
+"""What `extrapolated` says of a step whose prefill and decode attention were added up."""
+
 
 class KernelTimes:
     """Microseconds of the parts of a step; all arguments may be NumPy arrays.
@@ -66,19 +69,11 @@ class KernelTimes:
             return fit
         launch = _SAMPLER_US if kind == "sampler" else _ROW_LAUNCH_US
         params = {"launch_us": launch, "gbps": self._gemm.params["gbps"], "row_us": 1e-9, "sharpness": 3.0}
-        return OpFit(
-            "elementwise",
-            kind,
-            "estimate",
-            "",
-            "",
-            params,
-            "exponential",
-            (1.0, 1.0),
-            np.zeros((0, 2)),
-            np.zeros(0),
-            {},
-        )
+        return OpFit.bare("elementwise", kind, params, kernel="estimate")
+
+    def note_extrapolated(self, what: str) -> None:
+        """Add to `extrapolated`, once."""
+        self.extrapolated[what] = None
 
     def dense_us(self, num_tokens: Any) -> Any:
         """Everything but attention and the head: embedding, and per layer projections, row operations, all-reduces."""
@@ -107,7 +102,7 @@ class KernelTimes:
 
     def _experts_us(self, matrix: Matrix, num_tokens: Any) -> Any:
         """Uniform routing: the expected number of experts touched is read, every token's are computed."""
-        self.extrapolated["mixture-of-experts layers"] = None
+        self.note_extrapolated("mixture-of-experts layers")
         tokens = np.asarray(num_tokens, dtype=float)
         missed = (1.0 - matrix.experts_per_token / matrix.num_experts) ** tokens
         touched = matrix.num_experts * (1.0 - missed)
@@ -142,7 +137,7 @@ class KernelTimes:
         """Attention of all layers, decodes and chunks in one step."""
         mixed = self._mixed
         if mixed is None:
-            self.extrapolated["mixed_attention (not measured: the sum of prefill and decode attention)"] = None
+            self.note_extrapolated(MIXED_NOT_MEASURED)
             return self.decode_us(batch, ctx_len) + self.prefill_us(num_chunks, chunk, prefix)
         return self._over_windows(
             lambda window: self._predict(
@@ -201,7 +196,7 @@ class KernelTimes:
         for name, value in columns.items():
             low, high = fit.bounds.get(name, (0.0, np.inf))
             if np.ndim(value) == 0 and not low / 1.05 <= value <= high * 1.05:
-                self.extrapolated[f"{fit.op}: {name} {value:g} (measured {low:g} to {high:g})"] = None
+                self.note_extrapolated(f"{fit.op}: {name} {value:g} (measured {low:g} to {high:g})")
 
 
 def _within(length: Any, window: int | None) -> Any:

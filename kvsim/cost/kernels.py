@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvsim.cost.kernel_times import KernelTimes
+from kvsim.cost.kernel_times import MIXED_NOT_MEASURED, KernelTimes
 from kvsim.cost.page_size import block_size_factor, l2_share
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.cost.shapes import ModelShapes, model_shapes
@@ -89,10 +89,10 @@ def _spaced(first: int, last: int, per_octave: int) -> list[float]:
 _TOKENS = sorted({*map(float, range(1, 65)), *_spaced(64, _MAX_TOKENS, 16)})
 _BATCHES = sorted({*map(float, range(1, 9)), *_spaced(8, _MAX_BATCH, 6)})
 _CTX = _spaced(1, _MAX_CTX, 6)
+_LAST_CTX = len(_CTX) - 2
 # Corrections are smooth in the logarithm of each feature, over one doubling at least.
 _NODES = _spaced(1, _MAX_CTX, 3)
 _NODES_FROM_0 = [0.0, 4.0, 8.0, *_spaced(16, _MAX_CTX, 3)]
-_NO_MIXED = "mixed_attention (not measured: the sum of prefill and decode attention)"
 
 
 class KernelCost:
@@ -318,7 +318,7 @@ class KernelCost:
         self, num_decodes: int, ctx: float, num_chunks: int, num_tokens: float, prefix: float
     ) -> float:
         if not self.times.has_mixed:
-            self.times.extrapolated[_NO_MIXED] = None
+            self.times.note_extrapolated(MIXED_NOT_MEASURED)
             alone = self._prefill_attention(num_chunks, num_tokens / num_chunks, prefix)
             return alone + self._decode_attention(num_decodes, ctx)
         h, s = _cell(_NODES, num_decodes)
@@ -373,12 +373,9 @@ class KernelCost:
             return
         low, high = bounds
         if value > 1.5 * high:
-            self.times.extrapolated[f"{op}: {name} above {high:g}"] = None
+            self.times.note_extrapolated(f"{op}: {name} above {high:g}")
         elif value < low / 1.5 and name != "prefix":
-            self.times.extrapolated[f"{op}: {name} below {low:g}"] = None
-
-
-_LAST_CTX = len(_CTX) - 2
+            self.times.note_extrapolated(f"{op}: {name} below {low:g}")
 
 
 def _cell(nodes: list[float], value: float) -> tuple[int, float]:

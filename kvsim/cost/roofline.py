@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from kvsim.cost.fit import OpFit
-from kvsim.cost.forms import FORMS
 from kvsim.cost.kernel_times import KernelTimes
 from kvsim.cost.kernels import DeviceFacts, KernelCost, TableSync
+from kvsim.cost.measurements import ROW_OPS
 from kvsim.cost.profile import Profile
 from kvsim.cost.shapes import ModelShapes, model_shapes
 from kvsim.memory.geometry import ModelGeometry
 
 _LAUNCH_US = 3.0
-_ROW_KINDS = ("act_fn", "layernorm", "final_layernorm", "rotary_emb", "qk_norm", "embedding", "sampler")
 
 
 def roofline_profile(
@@ -65,27 +62,12 @@ def roofline_profile(
             "switch_bytes": 0.0,
         },
     }
-    for kind in _ROW_KINDS:
+    for kind in ROW_OPS:
         ops["elementwise", kind] = {"launch_us": _LAUNCH_US, "gbps": gbps, "row_us": tiny, "sharpness": hard}
-    fits = tuple(_bare_fit(op, kind, params) for (op, kind), params in ops.items())
-    return Profile("roofline", "datasheet", "roofline", "", fits, {"method": "datasheet roofline, uncalibrated"})
-
-
-def _bare_fit(op: str, kind: str, params: Mapping[str, float]) -> OpFit:
-    num_features = len(FORMS[op].features)
-    return OpFit(
-        op,
-        kind,
-        "datasheet",
-        "",
-        "roofline",
-        params,
-        "exponential",
-        (1.0,) * num_features,
-        np.zeros((0, num_features)),
-        np.zeros(0),
-        {},
+    fits = tuple(
+        OpFit.bare(op, kind, params, kernel="datasheet", framework="roofline") for (op, kind), params in ops.items()
     )
+    return Profile("roofline", "datasheet", "roofline", "", fits, {"method": "datasheet roofline, uncalibrated"})
 
 
 def roofline_cost(
