@@ -213,9 +213,35 @@ def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
 
 
 def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:
-    from kvsim.cost.kernels import make_kernel_cost
+    from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 
-    return make_kernel_cost(config, scenario, pool)
+    max_num_seqs = getattr(scenario.scheduler, "max_num_seqs", None) or 256
+    common: dict[str, Any] = {
+        "block_size": pool.block_size,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
+        "kv_cache_dtype": scenario.kv_cache_dtype,
+        "table_sync": config.table_sync,
+        "cuda_graph_sizes": vllm_graph_sizes(max_num_seqs) if scenario.engine.startswith("vllm") else (),
+        "cpu_schedule_us": config.cpu_schedule_us,
+        # An engine that plans a step while the one before runs hides this work; its server takes the longer of both.
+        "adds_cpu_time": scenario.engine != "vllm-v1-async",
+        "table_entry_bytes": config.table_entry_bytes,
+    }
+    if isinstance(config, KernelCostConfig):
+        profile = pool.gpu.name if config.profile is None else config.profile
+        return KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)
+    from kvsim.cost.roofline import roofline_cost
+
+    return roofline_cost(
+        pool.geometry,
+        peak_tflops=config.peak_tflops,
+        memory_bandwidth_gb_s=config.memory_bandwidth_gb_s,
+        efficiency=config.efficiency,
+        step_overhead_us=config.step_overhead_us,
+        pcie_bandwidth_gb_s=config.pcie_bandwidth_gb_s,
+        interconnect_gb_s=config.interconnect_gb_s,
+        **common,
+    )
 
 
 def make_source(scenario: Scenario) -> Source:
