@@ -85,12 +85,7 @@ def _prefixes(lab: Lab, sizes: tuple[int, ...]) -> tuple[float, dict[int, float]
         for size in sizes
     ]
     found = lab.try_out(variants, lab.seeds[:1])
-    return shared, {size: _hit_share(runs) for size, runs in zip(sizes, found, strict=True) if not runs.error}
-
-
-def _hit_share(runs: Runs) -> float:
-    queries = sum(runs.values("prefix_cache_queries"))
-    return sum(runs.values("prefix_cache_hits")) / queries if queries else 0.0
+    return shared, {size: runs.hit_share for size, runs in zip(sizes, found, strict=True) if not runs.error}
 
 
 def _is_doubtful(slower: Estimate) -> bool:
@@ -171,7 +166,7 @@ def _table(trials: dict[int, Runs], hits: dict[int, float], best: Runs) -> Table
                 "best" if runs is best else percent(runs.gain_over(best, "mean_e2el_ms")),
                 share(runs.attainment.mean),
                 shown(runs.mean("num_preemptions")),
-                share(_hit_share(runs)) + (f" / {share(hits[size])}" if size in hits else ""),
+                share(runs.hit_share) + (f" / {share(hits[size])}" if size in hits else ""),
                 shown(runs.mean("num_cow_copies")),
                 f"{sum(swapped) / len(swapped):,.0f}",
                 f"{factor.factor:.3f} ({factor.low:.2f}-{factor.high:.2f})",

@@ -74,6 +74,12 @@ class Runs:
         return estimate(self.values(name))
 
     @property
+    def hit_share(self) -> float:
+        """Share of the prompt tokens that the prefix cache held, over all seeds; 0 where none were looked up."""
+        queries = sum(self.values("prefix_cache_queries"))
+        return sum(self.values("prefix_cache_hits")) / queries if queries else 0.0
+
+    @property
     def attainment(self) -> Estimate:
         return estimate([run.attainment for run in self.runs])
 

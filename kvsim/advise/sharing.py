@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kvsim.advise.answer import Answer, effect, interval, more_seeds, share, shown
 from kvsim.advise.estimate import MATERIAL, Estimate, estimate
 from kvsim.advise.lab import Lab, Runs, Values
@@ -31,12 +33,14 @@ def sharing_saves(lab: Lab) -> Answer:
     )
 
 
+@dataclass(frozen=True)
 class _Part:
-    def __init__(self, verdict: str, lines: list[str], figures: dict[str, object], is_refused: bool = False) -> None:
-        self.verdict = verdict
-        self.lines = lines
-        self.figures = figures
-        self.is_refused = is_refused
+    """What one kind of sharing adds to the answer."""
+
+    verdict: str
+    lines: list[str]
+    figures: dict[str, object]
+    is_refused: bool = False
 
 
 def _forks(runs: Runs) -> _Part:
@@ -55,7 +59,7 @@ def _forks(runs: Runs) -> _Part:
 
 def _prefixes(lab: Lab, off: Runs, on: Runs, unbounded: Runs) -> _Part:
     if error := off.error or on.error or unbounded.error:
-        return _Part("prefix caching: not possible with this engine", [error], {"prefix_error": error}, True)
+        return _Part("prefix caching: not possible with this engine", [error], {"prefix_error": error}, is_refused=True)
     now, most = _hits(on), _hits(unbounded)
     figures: dict[str, object] = {"prefix_hit_share": interval(now), "prefix_hit_share_endless": interval(most)}
     if most.mean == 0:
@@ -78,7 +82,7 @@ def _prefixes(lab: Lab, off: Runs, on: Runs, unbounded: Runs) -> _Part:
 
 
 def _larger_cache(on: Runs, unbounded: Runs) -> str:
-    found = [(_hit_share(a), _hit_share(b)) for a, b in zip(_each(on), _each(unbounded), strict=True)]
+    found = [(a.hit_share, b.hit_share) for a, b in zip(_each(on), _each(unbounded), strict=True)]
     more = estimate([most - now for now, most in found])
     if more.low > 0:
         return "a larger cache would help"
@@ -92,12 +96,7 @@ def _each(runs: Runs) -> list[Runs]:
 
 
 def _hits(runs: Runs) -> Estimate:
-    return estimate([_hit_share(one) for one in _each(runs)])
-
-
-def _hit_share(runs: Runs) -> float:
-    queries = sum(runs.values("prefix_cache_queries"))
-    return sum(runs.values("prefix_cache_hits")) / queries if queries else 0.0
+    return estimate([one.hit_share for one in _each(runs)])
 
 
 def ideal_hits(lab: Lab) -> float:
@@ -107,7 +106,7 @@ def ideal_hits(lab: Lab) -> float:
         return 0.0
     values = {"allocator.block_size": 1, CACHING: True, BLOCKS: endless_blocks(lab.base, own, 1)}
     (found,) = lab.try_out([values], lab.seeds[:1])
-    return 0.0 if found.error else _hit_share(found)
+    return 0.0 if found.error else found.hit_share
 
 
 def _share(value: Estimate) -> str:
