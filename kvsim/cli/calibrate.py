@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +56,7 @@ def command(
     model: Annotated[
         str | None, Option("--model", help="The model of that run, where it does not say.", show_default=False)
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
     no_plots: NoPlots = False,
 ) -> None:
     """Fit a cost profile to kernel measurements, or an engine's step overhead to a recorded run.
@@ -78,7 +78,7 @@ def command(
         )
         fitted = result.profile
         document |= calibration_dict(result)
-        _show(json, _errors_text(result))
+        _show(as_json, _errors_text(result))
         for text in result.warnings:
             console.warn(text)
         if out is not None and not no_plots:
@@ -89,21 +89,21 @@ def command(
         assert profile is not None
         fitted = load_profile(profile)
     if test is not None:
-        document["test"] = _test(fitted, test, gpu, json)
+        document["test"] = _test(fitted, test, gpu, as_json)
     if from_run is not None:
-        fitted, document["overhead"] = _add_overhead(fitted, from_run, workload, model, gpu, json)
+        fitted, document["overhead"] = _add_overhead(fitted, from_run, workload, model, gpu, as_json)
     if out is not None:
         from kvsim.cost.profile import save_profile
 
         save_profile(fitted, out)
         document["out"] = str(out)
-        _show(json, f"wrote {out}: cost: {{type: kernels, profile: {out}}}")
-    if json:
-        console.say(json_module.dumps(document, indent=2))
+        _show(as_json, f"wrote {out}: cost: {{type: kernels, profile: {out}}}")
+    if as_json:
+        console.say(json.dumps(document, indent=2))
 
 
-def _show(json: bool, text: str) -> None:
-    if not json:
+def _show(as_json: bool, text: str) -> None:
+    if not as_json:
         console.say(text)
 
 
@@ -159,16 +159,16 @@ def _draw(result: Calibration, out: Path) -> Path:
     return picture
 
 
-def _test(fitted: Profile, path: Path, gpu: str | None, json: bool) -> list[dict[str, object]]:
+def _test(fitted: Profile, path: Path, gpu: str | None, as_json: bool) -> list[dict[str, object]]:
     from kvsim.cost.calibrate import profile_errors
 
     errors = profile_errors(fitted, path, gpu=gpu)
-    _show(json, f"{path}: rows predicted by {fitted.name}, per cent\n{error_table(errors)}")
+    _show(as_json, f"{path}: rows predicted by {fitted.name}, per cent\n{error_table(errors)}")
     return [dict(line.__dict__) for line in errors]
 
 
 def _add_overhead(
-    fitted: Profile, run: Path, workload: Path | None, model: str | None, gpu: str | None, json: bool
+    fitted: Profile, run: Path, workload: Path | None, model: str | None, gpu: str | None, as_json: bool
 ) -> tuple[Profile, dict[str, object]]:
     from dataclasses import replace
 
@@ -190,5 +190,5 @@ def _add_overhead(
         overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
         for text in setting_of(load_run(run), profile=fitted, model=model, gpu=gpu).warnings:
             console.warn(text)
-    _show(json, overhead.text())
+    _show(as_json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()

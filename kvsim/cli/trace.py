@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ MAX_CAPACITY = 10**15
 
 def command(
     file: Annotated[Path, Argument(help="A trace, in any of the known formats (.gz too).", show_default=False)],
-    json: Json = False,
+    as_json: Json = False,
     trace_format: Annotated[
         str | None,
         Option(
@@ -77,8 +77,8 @@ def command(
         needs_times=False,
     )
     report = trace_report(trace, block_size=block_size, capacities=_capacities(capacity))
-    if json:
-        console.say(json_module.dumps(report.to_dict(), indent=2))
+    if as_json:
+        console.say(json.dumps(report.to_dict(), indent=2))
     else:
         console.say(render(report))
     if picture is not None:

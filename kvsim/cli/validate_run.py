@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +39,7 @@ def command(
         "validate-run.png"
     ),
     no_plots: NoPlots = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Simulate a recorded engine run and compare predicted with measured.
 
@@ -50,21 +50,21 @@ def command(
     from kvsim.validate_run import plot as draw
 
     check_input(workload, "workload")
-    if not no_plots and not json:
+    if not no_plots and not as_json:
         check_output(plot, "--plot", workload)
     run = load_run(run_dir)
     setting = setting_of(run, gpu=gpu, profile=profile, model=model)
     for text in setting.warnings:
         console.warn(text)
     unfitted = compare(run, predict(run, workload, setting))
-    if not no_plots and not json:
+    if not no_plots and not as_json:
         draw(unfitted, plot)
     fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
-    if json:
+    if as_json:
         document = unfitted.as_dict()
         if fitted is not None:
             document |= {"fitted": fitted[0].as_dict(), "overhead": fitted[1].as_dict()}
-        console.say(json_module.dumps(document, indent=2, allow_nan=False))
+        console.say(json.dumps(document, indent=2, allow_nan=False))
         return
     console.say("\n".join(unfitted.notes))
     console.say(_text("unfitted: the profile as it is", unfitted))
