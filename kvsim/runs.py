@@ -15,6 +15,7 @@ from kvsim.metrics.recorder import EndedRequests
 from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.fields import is_import_path
+from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.words import natural, shorten
 from kvsim.scheduling.plan import StepOutcome, StepPlan
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from kvsim.registry import Engine
     from kvsim.scenario.schema import Scenario
     from kvsim.sim.server import Observer
-
-DEFAULT_ENGINES = ("paged", "orca-max", "orca-pow2", "orca-oracle", "static")
 
 Progress = Callable[[int, int], None]
 """Told (requests ended, requests of the workload) now and then."""
@@ -73,7 +72,7 @@ def run(
 
 def compare(
     scenario: str | Path | dict[str, Any] | ResolvedScenario,
-    engines: Sequence[str] = DEFAULT_ENGINES,
+    engines: Sequence[str] = COMPARED,
     *,
     out: str | Path | None = None,
     options: Options = QUIET,

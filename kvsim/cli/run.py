@@ -26,8 +26,6 @@ from kvsim.cli.options import (
     results_folder,
 )
 
-PARTS = ("token_states", "reserved", "internal_frag", "external_frag", "cached_idle", "free")
-
 
 def command(
     scenario: ScenarioPath,
@@ -88,10 +86,12 @@ def command(
 
 def _memory(summary: dict[str, object]) -> str:
     """Where the KV memory went, in all steps (an idle engine has none) and while requests waited."""
+    from kvsim.metrics.ledger import Parts
+
     kv, saturated = summary["kv"], summary["kv_saturated"]
     assert isinstance(kv, dict)
     columns = [kv] if not isinstance(saturated, dict) else [kv, saturated]
-    rows = [(part, *(_share(shares.get(part)) for shares in columns)) for part in PARTS]
+    rows = [(part, *(_share(shares.get(part)) for shares in columns)) for part in Parts._fields]
     return console.table(rows, ("KV memory", "in all steps", "while requests wait")[: len(columns) + 1])
 
 

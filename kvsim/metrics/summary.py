@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from kvsim.metrics.columns import IntArray
+from kvsim.metrics.ledger import Parts
 from kvsim.metrics.percentiles import FloatArray, describe
 from kvsim.metrics.recorder import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests, Recorder
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
-
-PART_NAMES = ("token_states", "reserved", "internal_frag", "external_frag", "cached_idle", "free")
 
 ENDED = (Status.FINISHED, Status.REJECTED, Status.ABORTED)
 UNFINISHED = (Status.RUNNING, Status.WAITING, Status.SWAPPED)
@@ -217,8 +216,8 @@ def _utilization_theory(recorder: Recorder) -> float | None:
 
 def _shares(parts: list[int], time_ns: int, capacity: int) -> dict[str, float | None]:
     if not time_ns or not capacity:
-        return dict.fromkeys(PART_NAMES)
-    return {name: part / (time_ns * capacity) for name, part in zip(PART_NAMES, parts, strict=True)}
+        return dict.fromkeys(Parts._fields)
+    return {name: part / (time_ns * capacity) for name, part in zip(Parts._fields, parts, strict=True)}
 
 
 def _per_priority(requests: RequestColumns, goals: Goals) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from kvsim.metrics.outdir import MARKS
 from kvsim.metrics.recorder import NOT_ARRIVED
 from kvsim.result import RunResult
 from kvsim.types import KvsimError
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["run", "compare", "sweep"]
 
-_MARKS: dict[str, Kind] = {"sweep.csv": "sweep", "compare.csv": "compare", "summary.json": "run"}
+# A run's mark comes last: the folders of the other commands may hold runs.
+_MARKS: dict[str, Kind] = {MARKS[kind][0]: kind for kind in reversed(get_args(Kind))}
 
 
 def kind_of(folder: Path) -> Kind:

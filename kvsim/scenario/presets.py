@@ -39,4 +39,4 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 COMPARED = ("paged", "orca-max", "orca-pow2", "orca-oracle", "static")
-"""What `kvsim compare` runs unless told otherwise."""
+"""The engines that `kvsim compare` and `kvsim.compare` run unless told otherwise."""

@@ -6,7 +6,7 @@ Nothing here imports an engine: `package.module:Name` stays a text until the sce
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
@@ -31,20 +31,10 @@ from kvsim.scenario.fields import (
 from kvsim.scenario.words import did_you_mean
 from kvsim.scenario.workload_schema import AnyWorkload, Workload
 
-ENGINES = (
-    "paged",
-    "vllm-v0",
-    "vllm-v1",
-    "vllm-v1-async",
-    "orca-max",
-    "orca-pow2",
-    "orca-oracle",
-    "static",
-    "no-evict",
-)
 Engine: TypeAlias = Literal[
     "paged", "vllm-v0", "vllm-v1", "vllm-v1-async", "orca-max", "orca-pow2", "orca-oracle", "static", "no-evict"
 ]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8", "int8"]
 CacheDtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
