@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvsim.scheduling.plan import StepOutcome, StepPlan, StepShape
     from kvsim.sim.run import Simulation
     from kvsim.workload.source import Source
-    from kvsim.workload.traces import Trace
+    from kvsim.workload.trace import Trace
 
 HASH_BLOCK = 16
 ASYNC_SINCE = (0, 14)
@@ -808,7 +808,8 @@ def _queued_trace(
 ) -> tuple[Trace, np.ndarray, tuple[str, ...]]:
     from dataclasses import replace
 
-    from kvsim.workload.traces import in_file_order, load_trace
+    from kvsim.workload.trace import in_file_order
+    from kvsim.workload.traces import load_trace
 
     trace = in_file_order(load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False))
     rows = _workload_rows(run, len(trace), workload)

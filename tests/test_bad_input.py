@@ -858,7 +858,7 @@ def test_a_line_without_an_end(
 
 
 def test_a_list_without_an_end(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.workload.traces.MAX_LINE_CHARS", 1000)
+    monkeypatch.setattr("kvsim.workload.trace_json.MAX_LINE_CHARS", 1000)
     args = ["trace", "t.json", "--format", "sharegpt"]
     Path("t.json").write_text('[{"a": "' + "x" * 5000)
     assert_refused(capsys, args, "t.json: has an entry of more than 1,000 characters in its list")

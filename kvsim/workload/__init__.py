@@ -4,7 +4,8 @@ from kvsim.workload.builder import build_source
 from kvsim.workload.source import ConcurrencySource, ListSource, SessionSource, Source, TableSource
 from kvsim.workload.spec import WorkloadSpec
 from kvsim.workload.streams import streams
-from kvsim.workload.traces import Trace, load_trace
+from kvsim.workload.trace import Trace
+from kvsim.workload.traces import load_trace
 
 __all__ = [
     "ConcurrencySource",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.request import Sampling
 from kvsim.types import NS_PER_S, ScenarioError
-from kvsim.workload import traces
 from kvsim.workload.arrivals import draw_arrivals
 from kvsim.workload.content import GroupTexts, HashTexts, OwnTexts, PrefixedTexts, Prefixes, Texts, draw_prefixes, zipf
 from kvsim.workload.lengths import draw_lengths
@@ -19,7 +18,9 @@ from kvsim.workload.source import ConcurrencySource, SessionSource, Source, Tabl
 from kvsim.workload.spec import AbortSpec, ArrivalsSpec, LengthsSpec, WorkloadSpec
 from kvsim.workload.streams import Streams, mix, streams
 from kvsim.workload.table import ColumnTable, Traits
-from kvsim.workload.traces import Trace
+from kvsim.workload.trace import Trace
+from kvsim.workload.trace_edits import at_rate, at_speed, first, repeated, window
+from kvsim.workload.traces import load_trace
 from kvsim.workload.written import written_source
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def build_source(spec: WorkloadSpec | Mapping[str, Any], seed: int = 0, base_dir
 
 def load_spec_trace(spec: WorkloadSpec, base_dir: str | Path | None = None) -> Trace:
     """The trace a block names, with all its knobs applied: window, first, speed, rate, repeat, num_requests."""
-    trace = traces.load_trace(
+    trace = load_trace(
         os.path.join(base_dir or "", spec.trace or ""),
         spec.trace_format,
         hash_block_size=spec.hash_block_size,
@@ -63,20 +64,20 @@ def load_spec_trace(spec: WorkloadSpec, base_dir: str | Path | None = None) -> T
         needs_times=spec.arrivals is None or spec.arrivals.type == "trace",
     )
     if spec.window is not None:
-        trace = traces.window(trace, *spec.window)
+        trace = window(trace, *spec.window)
     if spec.first is not None:
         trace = _first(trace, spec.first, "first")
     if spec.speed != 1.0:
-        trace = traces.at_speed(trace, spec.speed)
+        trace = at_speed(trace, spec.speed)
     if spec.rate is not None:
-        trace = traces.at_rate(trace, spec.rate)
-    trace = traces.repeated(trace, spec.repeat)
+        trace = at_rate(trace, spec.rate)
+    trace = repeated(trace, spec.repeat)
     return trace if spec.num_requests is None else _first(trace, spec.num_requests, "num_requests")
 
 
 def _first(trace: Trace, num: int, key: str) -> Trace:
     """The first `num` requests; a note says so where there are fewer."""
-    found = traces.first(trace, num)
+    found = first(trace, num)
     if len(found) == num:
         return found
     note = (

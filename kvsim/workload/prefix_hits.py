@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from kvsim.types import ScenarioError
-from kvsim.workload.traces import Trace, in_file_order
+from kvsim.workload.trace import Trace, in_file_order
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kvsim.types import NS_PER_MS, NS_PER_S, ScenarioError
-from kvsim.workload.traces import Trace
+from kvsim.workload.trace import Trace
 
 _CSV_COLUMNS = {
     "max_output_tokens": "max_output",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.prefix_hits import BlockTrace, PrefixHits, block_trace, prefix_curve
-from kvsim.workload.traces import Trace, load_trace
+from kvsim.workload.trace import Trace
+from kvsim.workload.traces import load_trace
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from kvsim.runs import run
 from kvsim.types import ScenarioError
 from kvsim.workload.prefix_hits import BlockTrace, block_trace, prefix_curve, prefix_hits
+from kvsim.workload.trace import Trace
 from kvsim.workload.trace_report import render, trace_report
-from kvsim.workload.traces import Trace, load_trace
+from kvsim.workload.traces import load_trace
 
 
 def blocks(*requests: list[int], block_size: int = 4, partial: int = 0) -> BlockTrace:

@@ -22,9 +22,10 @@ from kvsim.request import Request
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.sim.run import simulate
 from kvsim.tokens import Segment, TokenStream
-from kvsim.workload import ConcurrencySource, ListSource, Trace, load_trace, traces
+from kvsim.workload import ConcurrencySource, ListSource, Trace, load_trace
 from kvsim.workload.content import HASH_TEXT
 from kvsim.workload.prefix_hits import block_trace, prefix_hits
+from kvsim.workload.trace_edits import first
 
 CONVERSATION = SHARED / "data/traces/mooncake/conversation_trace.jsonl"
 
@@ -50,7 +51,7 @@ def engine_hit_blocks(trace: Trace, num_blocks: int) -> int:
 @needs_shared
 @pytest.mark.parametrize(("num_blocks", "tolerance"), [(30_000, 0.0), (1000, 0.001)])
 def test_the_first_thousand_requests(num_blocks: int, tolerance: float) -> None:
-    trace = traces.first(load_trace(CONVERSATION), 1000)
+    trace = first(load_trace(CONVERSATION), 1000)
     blocks = block_trace(trace)
     assert blocks is not None
     assert blocks.num_distinct < 30_000

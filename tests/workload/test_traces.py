@@ -12,9 +12,11 @@ from conftest import SHARED, needs_shared
 from support import num_lines
 
 from kvsim.types import NS_PER_S, ScenarioError
-from kvsim.workload import traces
+from kvsim.workload import trace_edits as edits
+from kvsim.workload.trace import Trace, in_file_order
 from kvsim.workload.trace_files import open_text
-from kvsim.workload.traces import Trace, _json_list, load_trace
+from kvsim.workload.trace_json import json_list
+from kvsim.workload.traces import load_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -128,7 +130,7 @@ def test_equal_times_keep_the_order_of_the_file(tmp_path: Path) -> None:
     text = "arrival_s,prompt_tokens,output_tokens\n2,1,1\n1,2,1\n2,3,1\n1,4,1\n"
     trace = load(tmp_path, text)
     assert trace.prompt.tolist() == [2, 4, 1, 3]
-    assert traces.in_file_order(trace).prompt.tolist() == [1, 2, 3, 4]
+    assert in_file_order(trace).prompt.tolist() == [1, 2, 3, 4]
 
 
 def test_plain_csv_keeps_its_times_and_optional_columns(tmp_path: Path) -> None:
@@ -402,30 +404,30 @@ def simple(arrivals_s: list[float]) -> Trace:
 
 def test_knobs() -> None:
     trace = simple([0, 1, 2, 4])
-    assert traces.first(trace, 2).prompt.tolist() == [1, 2]
-    part = traces.window(trace, 1, 4)
+    assert edits.first(trace, 2).prompt.tolist() == [1, 2]
+    part = edits.window(trace, 1, 4)
     assert rows(part) == [(0, 2, 1), (NS_PER_S, 3, 1)]
-    assert rows(traces.at_speed(trace, 2.0))[-1] == (2 * NS_PER_S, 4, 1)
-    assert traces.at_rate(trace, 3.0).mean_rate == pytest.approx(3.0)
-    assert set(rows(traces.at_rate(trace, float("inf")))) == {(0, i, 1) for i in range(1, 5)}
-    twice = traces.repeated(simple([0, 1, 2]), 2)
+    assert rows(edits.at_speed(trace, 2.0))[-1] == (2 * NS_PER_S, 4, 1)
+    assert edits.at_rate(trace, 3.0).mean_rate == pytest.approx(3.0)
+    assert set(rows(edits.at_rate(trace, float("inf")))) == {(0, i, 1) for i in range(1, 5)}
+    twice = edits.repeated(simple([0, 1, 2]), 2)
     assert [t // NS_PER_S for t, _, _ in rows(twice)] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda t: traces.window(t, 50, 60),
-        lambda t: traces.window(t, 2, 2),
-        lambda t: traces.first(t, 0),
-        lambda t: traces.at_speed(t, 0),
-        lambda t: traces.at_speed(t, float("nan")),
-        lambda t: traces.at_rate(t, -1),
-        lambda t: traces.repeated(t, 0),
-        lambda t: traces.at_speed(t, 1e-12),
-        lambda t: traces.repeated(t, 10**10),
-        lambda t: traces.at_rate(traces.first(t, 1), 2.0),
-        lambda t: traces.window(t, float("nan"), 3),
+        lambda t: edits.window(t, 50, 60),
+        lambda t: edits.window(t, 2, 2),
+        lambda t: edits.first(t, 0),
+        lambda t: edits.at_speed(t, 0),
+        lambda t: edits.at_speed(t, float("nan")),
+        lambda t: edits.at_rate(t, -1),
+        lambda t: edits.repeated(t, 0),
+        lambda t: edits.at_speed(t, 1e-12),
+        lambda t: edits.repeated(t, 10**10),
+        lambda t: edits.at_rate(edits.first(t, 1), 2.0),
+        lambda t: edits.window(t, float("nan"), 3),
     ],
 )
 def test_knobs_that_make_no_sense(call: object) -> None:
@@ -511,15 +513,15 @@ def test_a_list_read_in_pieces_is_the_list(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "trace.json"
     texts = [json.dumps(value, indent=indent) for indent in (None, 1) for value in PIECES]
     wanted = [json.loads(text) for text in texts]
-    monkeypatch.setattr("kvsim.workload.traces._READ_CHARS", num_chars)
+    monkeypatch.setattr("kvsim.workload.trace_json._READ_CHARS", num_chars)
     for text, value in zip(texts, wanted, strict=True):
         path.write_text(text)
         with open_text(path) as opened:
-            assert list(_json_list(opened, "t")) == value
+            assert list(json_list(opened, "t")) == value
     for text in ("[", "[1", "[1,", "[1,]", "[1 2]", "[1]]", '[{"a": 1', "[-]"):
         path.write_text(text)
         with open_text(path) as opened, pytest.raises(ScenarioError, match="is no JSON: "):
-            list(_json_list(opened, "t"))
+            list(json_list(opened, "t"))
 
 
 def test_a_bad_entry_of_a_list_is_named(tmp_path: Path) -> None:
