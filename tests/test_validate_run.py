@@ -252,7 +252,7 @@ def test_a_known_overhead_is_found_again(tmp_path: Path, overhead_us: tuple[floa
 
 def test_a_fit_that_does_not_converge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = write_simulated_run(tmp_path / "h100", (500, 6_000))
-    monkeypatch.setattr("kvsim.validate_run._MAX_ROUNDS", 1)
+    monkeypatch.setattr("kvsim.validate_run.overhead._MAX_ROUNDS", 1)
     with pytest.raises(ScenarioError, match=r"h100: .* did not converge, \d+ of \d+ gaps used"):
         fit_overhead(tmp_path / "h100", workload)
 

@@ -45,7 +45,7 @@ def build_source(spec: WorkloadSpec | Mapping[str, Any], seed: int = 0, base_dir
     if spec.requests is not None:
         source: Source = written_source(spec.requests, seed)
     elif spec.trace is not None:
-        source = _trace_source(spec, load_spec_trace(spec, base_dir), rng)
+        source = trace_source(spec, load_spec_trace(spec, base_dir), rng)
     elif spec.sessions is not None:
         source = _session_source(spec, rng)
     else:
@@ -126,12 +126,7 @@ def _synthetic_source(spec: WorkloadSpec, rng: Streams) -> Source:
     columns = _limited(_Columns(arrivals, prompts, outputs), spec.max_output_tokens)
     prefixes = draw_prefixes(spec.content, rng, num)
     texts: Texts = PrefixedTexts(prefixes, columns.prompts) if prefixes.kinds else OwnTexts(columns.prompts)
-    return _table_source(spec, rng, columns, texts)
-
-
-def _table_source(spec: WorkloadSpec, rng: Streams, columns: _Columns, texts: Texts) -> Source:
-    traits = _traits(spec, rng, columns)
-    return _open_loop(columns, texts, traits)
+    return _open_loop(columns, texts, _traits(spec, rng, columns))
 
 
 def _open_loop(columns: _Columns, texts: Texts, traits: Traits) -> Source:
@@ -263,7 +258,8 @@ def _session_source(spec: WorkloadSpec, rng: Streams) -> Source:
     return source
 
 
-def _trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
+def trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
+    """The requests of a trace that is loaded; what the block draws for it comes from `rng`. Raises ScenarioError."""
     trace = replace(trace, notes=(*trace.notes, *_idle_keys(spec, trace)))
     columns = _trace_columns(spec, trace, rng)
     traits = _traits(spec, rng, columns, trace)
