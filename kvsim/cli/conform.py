@@ -7,7 +7,11 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from kvsim.cli import console
 from kvsim.cli.options import Json
+from kvsim.types import ScenarioError
+
+EXIT_DISAGREES = 1
 
 
 def command(
@@ -19,13 +23,12 @@ def command(
 
     Exit code 0 if all cases agree, 1 if one does not, 2 if a file is no case. Formats: docs/conformance.md.
     """
-    from rich.console import Console
-
-    from kvsim.conform import command as conform
-    from kvsim.types import ScenarioError
+    from kvsim.conform import as_json as json_of
+    from kvsim.conform import as_text, conform
 
     if engine_loop not in ("calendar", "plain"):
         raise ScenarioError(f"--engine-loop {engine_loop}: must be calendar or plain")
-    code = conform(paths, as_json, engine_loop, Console())
-    if code:
-        raise Exit(code)
+    report = conform(paths, engine_loop=engine_loop)
+    console.say(json_of(report) if as_json else as_text(report))
+    if not report.agrees:
+        raise Exit(EXIT_DISAGREES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvsim.conform import block_manager, v0, v1
 from kvsim.conform.cases import Case, CaseError, find_cases, load_case
@@ -16,10 +15,7 @@ from kvsim.conform.report import ConformReport, as_json, as_text
 from kvsim.conform.result import CaseResult, Mismatch
 from kvsim.types import KvsimError, LawViolation, ScenarioError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["CaseError", "CaseResult", "ConformReport", "Mismatch", "command", "conform", "replay"]
+__all__ = ["CaseError", "CaseResult", "ConformReport", "Mismatch", "as_json", "as_text", "conform", "replay"]
 
 
 def conform(paths: Iterable[str | Path], *, engine_loop: str = "calendar") -> ConformReport:
@@ -56,14 +52,3 @@ def replay(case: Case, *, engine_loop: str = "calendar") -> CaseResult:
         StopIteration,
     ) as error:
         raise CaseError(f"{case.path}: cannot be replayed: {type(error).__name__}: {error}") from error
-
-
-def command(paths: Iterable[str | Path], json: bool, engine_loop: str, console: Console) -> int:
-    """`kvsim conform`: print the report; 0 if every case agrees, else 1.
-
-    Raises CaseError for a path or a file that cannot be used; the command line turns it into exit code 2.
-    """
-    report = conform(paths, engine_loop=engine_loop)
-    text = as_json(report) if json else as_text(report)
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-    return 0 if report.agrees else 1

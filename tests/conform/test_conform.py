@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvsim.cli import main
-from kvsim.conform import CaseError, command, conform, replay, v0
+from kvsim.conform import CaseError, as_text, conform, replay, v0
+from kvsim.conform import as_json as json_of
 from kvsim.conform.cases import Case, load_case
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -21,9 +20,8 @@ LOOPS = ("calendar", "plain")
 
 
 def run(*paths: Path, as_json: bool = False, engine_loop: str = "calendar") -> tuple[int, str]:
-    out = io.StringIO()
-    code = command(paths, as_json, engine_loop, Console(file=out, width=200))
-    return code, out.getvalue()
+    report = conform(paths, engine_loop=engine_loop)
+    return (0 if report.agrees else 1), json_of(report) if as_json else as_text(report)
 
 
 @pytest.mark.parametrize("engine_loop", LOOPS)
