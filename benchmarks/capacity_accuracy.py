@@ -165,7 +165,7 @@ Written by `python benchmarks/capacity_accuracy.py`; do not edit.
 `blocks = floor((utilization x total - weights - peak activations - non-torch) / (block size x bytes per token))`.
 The arithmetic is exact: where a log gives the terms, or the KV bytes, the blocks come out as logged (tests).
 What is estimated is the terms: weights are counted from the configuration, activations and non-torch memory by the
-formula in `kvsim/capacity.py`. Give the measured ones (`weight_bytes`, `activation_bytes`, `non_torch_bytes`, or
+formula in `kvsim/capacity/terms.py`. Give the measured ones (`weight_bytes`, `activation_bytes`, `non_torch_bytes`, or
 `kv_cache_memory_bytes`) and the estimate does not matter.
 
 ## Term by term (GiB, predicted / logged)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvsim.capacity import capacity, command, estimate_activation_bytes, kv_cache_bytes
+from kvsim.capacity import capacity, estimate_activation_bytes, kv_cache_bytes
 from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.cli import main
 from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
@@ -124,7 +124,7 @@ def test_stages_that_cannot_be_counted(model, stages, message):
 
 
 def test_what_leaves_nothing_for_kv_says_which_number_to_change():
-    report = command("llama-3.1-70b", "h100-80gb")
+    report = capacity("llama-3.1-70b", "h100-80gb")
     assert report.num_gpu_blocks == 0
     assert "nothing is left for KV" in report.problem
     assert "Plan the peak" not in report.render()
@@ -215,7 +215,7 @@ def test_what_cannot_be_answered_is_an_error_that_names_the_value(model, gpu, fl
 
 
 def test_json_and_text_say_the_same():
-    report = command("llama-3.1-8b", "rtx-4090", max_model_len=8192)
+    report = capacity("llama-3.1-8b", "rtx-4090", max_model_len=8192)
     data = json.loads(json.dumps(report.to_dict()))
     assert data["num_gpu_blocks"] == report.num_gpu_blocks
     assert data["start_up_lines"][0] in report.render()

@@ -13,6 +13,7 @@ from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.catalog import GpuSpec
+    from kvsim.memory.geometry import ModelGeometry
 
 EXIT_DOES_NOT_FIT = 1
 
@@ -49,12 +50,13 @@ def command(
 
     Exit code 1 if the model does not fit; the report says which number to change.
     """
-    from kvsim.capacity import command as capacity
+    from kvsim.capacity import capacity
     from kvsim.memory.geometry import GeometryError
 
+    geometry = _geometry(model)
     try:
         report = capacity(
-            model,
+            geometry,
             _gpu(gpu),
             gpu_memory_utilization=gpu_memory_utilization,
             block_size=block_size,
@@ -73,10 +75,20 @@ def command(
             non_torch_bytes=_bytes("--non-torch-bytes", non_torch_bytes, least=0),
         )
     except GeometryError as error:
-        raise ScenarioError(_with_an_option(str(error))) from None
+        raise ScenarioError(_with_an_option(f"{model}: {error}")) from None
     console.say(json.dumps(report.to_dict(), indent=2) if as_json else report.render())
     if not report.fits:
         raise Exit(EXIT_DOES_NOT_FIT)
+
+
+def _geometry(model: str) -> ModelGeometry:
+    from kvsim.catalog import load_model
+    from kvsim.memory.geometry import GeometryError
+
+    try:
+        return load_model(model)
+    except GeometryError as error:
+        raise ScenarioError(_with_an_option(str(error))) from None
 
 
 def _gpu(name: str | None) -> GpuSpec | None:
