@@ -7,12 +7,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CONFIDENCE = 0.95
-"""Of intervals."""
+from kvsim.metrics.intervals import CONFIDENCE, interval_factor, student_quantile
+
 NEXT_RUN_CONFIDENCE = 0.9
 """One-sided: how sure a recommendation is to hold in a run with another seed."""
-
-
 MATERIAL = 0.05
 """Relative differences below this are none that anybody would act on."""
 MAX_SEEDS = 1000
@@ -40,7 +38,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, deviation = _moments(values)
     if len(values) < 2:
         return Estimate(mean, math.inf, len(values))
-    width = _quantile((1 + CONFIDENCE) / 2, len(values)) * deviation / math.sqrt(len(values))
+    width = interval_factor(len(values)) * deviation / math.sqrt(len(values))
     return Estimate(mean, width, len(values))
 
 
@@ -80,12 +78,10 @@ def seeds_needed(value: Estimate, margin: float = 0.0) -> int | None:
     distance, num = abs(value.mean - margin), value.num_values
     if distance == 0 or num < 2 or not math.isfinite(value.half_width):
         return None
-    deviation = value.half_width * math.sqrt(num) / _quantile((1 + CONFIDENCE) / 2, num)
+    deviation = value.half_width * math.sqrt(num) / interval_factor(num)
     enough = range(num, MAX_SEEDS + 1)
     # Intervals only become narrower with more seeds.
-    index = bisect_left(
-        enough, True, key=lambda more: _quantile((1 + CONFIDENCE) / 2, more) * deviation < distance * math.sqrt(more)
-    )
+    index = bisect_left(enough, True, key=lambda more: interval_factor(more) * deviation < distance * math.sqrt(more))
     return enough[index] if index < len(enough) else None
 
 
@@ -104,7 +100,7 @@ def next_run_at_most(values: Sequence[float]) -> float:
 def _next_run_width(values: Sequence[float], deviation: float) -> float:
     if len(values) < 2:
         return 0.0
-    return _quantile(NEXT_RUN_CONFIDENCE, len(values)) * deviation * math.sqrt(1 + 1 / len(values))
+    return student_quantile(NEXT_RUN_CONFIDENCE, len(values)) * deviation * math.sqrt(1 + 1 / len(values))
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
@@ -114,10 +110,3 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, 0.0
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _quantile(probability: float, num_values: int) -> float:
-    # The quantiles of `scipy.stats.t`, which takes a second to import.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(num_values - 1, probability))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.metrics.intervals import interval_factor
 from kvsim.report.series import FloatArray, step_curves, time_weighted_mean
 from kvsim.report.style import (
     BLUE,
@@ -481,13 +482,11 @@ def _tilt_if_many(axes: Axes, num_names: int) -> float:
 
 def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Series[float], FloatArray]:
     """Mean per value of `x`, and half the 95 % interval of that mean (Student's t; 0 where there is one value)."""
-    from scipy.special import stdtrit
-
     values = rows[metric].astype(float).groupby(rows[x], sort=True, observed=True)
     mean, count = values.mean(), values.count()
-    quantile = stdtrit(np.maximum(count.to_numpy(np.float64) - 1, 1.0), 0.975)
+    factor = np.array([interval_factor(max(int(num), 2)) for num in count])
     spread = values.std().fillna(0.0).to_numpy(np.float64)
-    half: FloatArray = quantile * spread / np.sqrt(np.maximum(count.to_numpy(np.float64), 1.0))
+    half: FloatArray = factor * spread / np.sqrt(np.maximum(count.to_numpy(np.float64), 1.0))
     return mean, half
 
 

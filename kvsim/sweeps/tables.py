@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.metrics.export import write_records
+from kvsim.metrics.intervals import interval_factor
 from kvsim.sweeps.grid import Point
 from kvsim.sweeps.store import write_whole
 from kvsim.sweeps.work import Done
-
-CONFIDENCE = 0.95
 
 
 def rows_of(points: Iterable[Point], results: Mapping[int, Done]) -> list[dict[str, Any]]:
@@ -85,12 +84,8 @@ def _half_width(values: Sequence[float], mean: float) -> float | None:
     """Student's interval for the mean; None for a single value."""
     if len(values) < 2:
         return None
-    # The quantiles of `scipy.stats.t`, which takes a second to import.
-    from scipy.special import stdtrit
-
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
-    return quantile * math.sqrt(variance / len(values))
+    return interval_factor(len(values)) * math.sqrt(variance / len(values))
 
 
 def write_tables(out: Path, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> None:
