@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +19,12 @@ from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.words import natural, shorten
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import KvsimError, LawViolation, Ns, ScenarioError
+from kvsim.types import KvsimError, LawViolation, Ns, Progress, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
     from kvsim.scenario.schema import Scenario
     from kvsim.sim.server import Observer
-
-Progress = Callable[[int, int], None]
-"""Told (requests ended, requests of the workload) now and then."""
 
 PROGRESS_EVERY_STEPS = 512
 
@@ -49,6 +46,7 @@ class Options:
     report: bool = False
     record: tuple[str, ...] | None = None
     progress: Progress | None = None
+    """Told of requests that ended, and how many the workload has."""
     force: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -11,6 +11,9 @@ Ns: TypeAlias = int
 
 BlockId: TypeAlias = int
 SeqId: TypeAlias = Hashable
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told now and then how much is done, and of how much."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,14 @@ from kvsim.advise.slo import describe_slo, with_slo
 from kvsim.metrics.outdir import check_kind
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
-from kvsim.sweeps.executors import default_jobs, local_executor
+from kvsim.sweeps.executors import default_jobs, executor_for
 from kvsim.sweeps.tables import told
-from kvsim.types import ScenarioError
+from kvsim.types import Progress, ScenarioError
 
 SEEDS = 6
 """Simulations per variant: the scenario's own seed and those after it."""
 RUNS_EXPECTED = 45
 """Variants that five answers take, about: for the progress bar."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def advise(
         notes = (*notes, f"the scenario has no SLO; assumed is {describe_slo(base)} (say --slo)")
     chosen = tuple(range(base.scenario.seed, base.scenario.seed + seeds))
     expected = RUNS_EXPECTED * seeds
-    with _executor(jobs or default_jobs()) as executor:
+    with executor_for(jobs or default_jobs()) as executor:
         tell = None if progress is None else lambda count: progress(count, max(expected, count + seeds))
         lab = Lab(base, chosen, executor, tell)
         answers = _ask(lab)
@@ -134,12 +131,3 @@ def _on_blocks(base: ResolvedScenario) -> tuple[ResolvedScenario, tuple[str, ...
         return base, ()
     note = f"the scenario's engine {base.scenario.engine} has contiguous memory; the answers are for engine paged"
     return base.with_engine("paged"), (note,)
-
-
-@contextmanager
-def _executor(jobs: int) -> Iterator[Any]:
-    if jobs == 1:
-        yield None
-        return
-    with local_executor(jobs) as executor:
-        yield executor

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-Progress = Callable[[int, int], None]
+from kvsim.types import Progress
 
 
 def say(text: str = "") -> None:

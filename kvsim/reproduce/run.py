@@ -27,8 +27,8 @@ from kvsim.reproduce.figure import Figure, Row, Scale, Summary
 from kvsim.reproduce.published import Key as PublishedKey
 from kvsim.reproduce.published import Published, published
 from kvsim.reproduce.table import beside, to_csv
-from kvsim.reproduce.work import CPU_SECONDS, Key, Progress, run_cases
-from kvsim.types import ScenarioError
+from kvsim.reproduce.work import CPU_SECONDS, Key, run_cases
+from kvsim.types import Progress, ScenarioError
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure

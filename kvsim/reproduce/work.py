@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, as_completed
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kvsim.reproduce.beam_laws import Trial, try_law
 from kvsim.reproduce.figure import Case, Summary
 from kvsim.reproduce.recipe import Scenario
 from kvsim.reproduce.sustained import Search, search
+from kvsim.types import Progress
 
-Progress = Callable[[int, int], None]
 Key = tuple[str, str]
 """(figure, name of the case)"""
 CPU_SECONDS = "cpu_s"
@@ -27,9 +26,11 @@ def run_cases(
     cases: Mapping[Key, Case], *, jobs: int | None = None, progress: Progress | None = None
 ) -> dict[Key, Summary]:
     """All of them, what looks longest first; in this process with `jobs=1`."""
+    from kvsim.sweeps.executors import default_jobs, executor_for
+
     results: dict[Key, Summary] = {}
     groups = _without_repeats(cases)
-    with _executor(jobs, len(groups)) as executor:
+    with executor_for(min(default_jobs() if jobs is None else jobs, max(1, len(groups)))) as executor:
         for num_done, (keys, summary) in enumerate(_results(groups, executor), start=1):
             results |= dict.fromkeys(keys, summary)
             if progress is not None:
@@ -119,13 +120,6 @@ def _size(case: Case) -> float:
     scenario = case.scenario if isinstance(case, Search) else case
     num_sequences = scenario["workload"]["num_requests"] * num_outputs(scenario)
     return float("inf") if isinstance(case, Search) else float(num_sequences)
-
-
-def _executor(jobs: int | None, num_groups: int) -> AbstractContextManager[Executor | None]:
-    from kvsim.sweeps.executors import default_jobs, local_executor
-
-    wanted = min(default_jobs() if jobs is None else jobs, max(1, num_groups))
-    return nullcontext() if wanted == 1 else local_executor(wanted)
 
 
 def _results(

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 from kvsim.types import ScenarioError
@@ -19,6 +19,11 @@ TASK_RETRIES = 3
 def default_jobs() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def executor_for(jobs: int) -> AbstractContextManager[Executor | None]:
+    """`jobs` processes; None where one job is wanted, which this process does."""
+    return nullcontext() if jobs == 1 else local_executor(jobs)
 
 
 @contextmanager

@@ -19,12 +19,10 @@ from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, v
 from kvsim.sweeps.store import PointStore, owned, write_whole
 from kvsim.sweeps.tables import aggregate, rows_of, write_tables
 from kvsim.sweeps.work import Done, File, Task, work
-from kvsim.types import ScenarioError
+from kvsim.types import Progress, ScenarioError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Progress = Callable[[int, int], None]
 
 PICTURES = ("sweep_*.png", "heatmap_*.png")
 """Those of another grid in the same folder go: they would contradict the tables."""
