@@ -18,8 +18,8 @@ from kvsim.cost.forms import FORMS
 from kvsim.types import ScenarioError
 
 REQUIRED = ("gpu", "framework", "version", "kernel", "op", "latency_us")
-_SORTS = REQUIRED[:5]
-"""Columns that say which fit a row belongs to."""
+_KEY_COLUMNS = REQUIRED[:5]
+"""They say which fit a row belongs to."""
 _DELIMITERS = ",;\t"
 _MOST = float(1 << 50)
 _MOST_US = 1e9
@@ -193,29 +193,29 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     for a value that cannot be used, or if every row is skipped.
     """
     path = Path(path)
-    rows = read_rows(path)
-    for line, row in rows:
-        _Cells(path, line, row).check_sorts()
-    spellings = _the_gpu(path, [row for _, row in rows], gpu)
+    rows = [_Cells(path, line, row) for line, row in read_rows(path)]
+    for cells in rows:
+        cells.check_key()
+    spellings = _the_gpu(path, [cells.row for cells in rows], gpu)
     gpu = spellings[0]
     collected: dict[GroupKey, list[tuple[dict[str, float], float, str]]] = {}
     skipped: dict[str, int] = {}
     pages: dict[str, list[int]] = {}
     sources: dict[str, None] = {}
-    for line, row in rows:
-        if row["gpu"] not in spellings:
+    for cells in rows:
+        if cells.row["gpu"] not in spellings:
             continue
-        dtype = _number_format(row.get("dtype", ""))
+        row_op, dtype = cells.text("op"), _number_format(cells.text("dtype"))
         if dtype and dtype not in TWO_BYTE_FORMATS:
-            name = f"{row['op']} {dtype}"
+            name = f"{row_op} {dtype}"
             skipped[name] = skipped.get(name, 0) + 1
             continue
-        key, columns = _classify(_Cells(path, line, row))
-        latency = _Cells(path, line, row).latency_us()
-        if key.op == "decode_attention" and row.get("page_size"):
-            pages.setdefault(key.framework, []).append(int(_Cells(path, line, row).number("page_size", positive=True)))
-        collected.setdefault(key, []).append((columns, latency, row["op"]))
-        sources[row.get("source", "") or str(path.name)] = None
+        key, columns = _classify(cells)
+        latency = cells.latency_us()
+        if key.op == "decode_attention" and cells.text("page_size"):
+            pages.setdefault(key.framework, []).append(int(cells.number("page_size", positive=True)))
+        collected.setdefault(key, []).append((columns, latency, row_op))
+        sources[cells.text("source") or path.name] = None
     if not collected:
         raise ScenarioError(
             f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' has "
@@ -258,9 +258,9 @@ class _Cells:
     def fail(self, column: str, what: str) -> ScenarioError:
         return ScenarioError(f"{self.path}: line {self.line}, column {column!r}: {what}")
 
-    def check_sorts(self) -> None:
+    def check_key(self) -> None:
         """Raises where a row does not say which fit it belongs to: it would be left out of all."""
-        for column in _SORTS:
+        for column in _KEY_COLUMNS:
             if not self.row[column]:
                 raise self.fail(column, f"empty; every row names its {column}: fill it in, or take the row out")
 
