@@ -7,12 +7,12 @@ runs, how long each sequence is) is kept here; every block decision is the alloc
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 from kvsim.conform.cases import MAX_SEQUENCES, CaseError
+from kvsim.conform.recorder import allocator_keywords, held, signed_table, state_hash
 from kvsim.conform.result import CaseResult, Mismatch, is_same
 from kvsim.memory import PagedAllocator
 from kvsim.types import BlockId, OutOfBlocks
@@ -43,14 +43,7 @@ class BlockManagerReplay:
     """Drives one `PagedAllocator` through the operations of a case."""
 
     def __init__(self, cfg: dict[str, Any]) -> None:
-        self.allocator = PagedAllocator(
-            cfg["gpu"],
-            cfg["bs"],
-            num_host_blocks=cfg["cpu"],
-            free_list="lifo",
-            sliding_window=cfg.get("sw") or None,
-            upstream_faults=True,
-        )
+        self.allocator = PagedAllocator(**allocator_keywords(cfg))
         self.watermark_blocks = int(cfg["wm"] * cfg["gpu"])
         self.groups: dict[int, list[_Seq]] = {}
         self._last: tuple[dict[int, list[int]], list[int], list[int]] = ({}, [0] * cfg["gpu"], [0] * cfg["cpu"])
@@ -174,11 +167,7 @@ class BlockManagerReplay:
     def tables(self) -> dict[int, list[int]]:
         """Every table by label, a host block b written as -(b + 1)."""
         labels = sorted(seq.label for seqs in self.groups.values() for seq in seqs)
-        return {label: self._signed(label) for label in labels if self.allocator.has_table(label)}
-
-    def _signed(self, label: int) -> list[int]:
-        table = self.allocator.block_table(label)
-        return [-block_id - 1 for block_id in table] if self.allocator.is_swapped(label) else list(table)
+        return {label: signed_table(self.allocator, label) for label in labels if self.allocator.has_table(label)}
 
     def _state(self) -> list[Any]:
         """The recorded state after a command: free counts, what changed, and the hash."""
@@ -189,18 +178,7 @@ class BlockManagerReplay:
         changed = {str(label): table for label, table in tables.items() if old_tables.get(label) != table}
         gone = {str(label): None for label in old_tables if label not in tables}
         free = [allocator.num_free_blocks, allocator.num_free_host_blocks]
-        return [free, changed | gone, _changed(old_gpu, gpu), _changed(old_cpu, cpu), self.hash()]
-
-    def hash(self) -> str:
-        """First 8 hex digits of the sha1 of free lists, tables and reference counts."""
-        state = [
-            list(self.allocator.free_block_ids()),
-            list(self.allocator.free_host_block_ids()),
-            [[label, table] for label, table in self.tables().items()],
-            _held(self.allocator.ref_counts()),
-            _held(self.allocator.host_ref_counts()),
-        ]
-        return hashlib.sha1(json.dumps(state, separators=(",", ":")).encode()).hexdigest()[:8]
+        return [free, changed | gone, _changed(old_gpu, gpu), _changed(old_cpu, cpu), state_hash(allocator, tables)]
 
     def snapshot(self) -> dict[str, object]:
         """What helps to see why a record differs."""
@@ -208,8 +186,8 @@ class BlockManagerReplay:
             "tables": self.tables(),
             "free_gpu": list(self.allocator.free_block_ids()),
             "free_cpu": list(self.allocator.free_host_block_ids()),
-            "gpu_refs": _held(self.allocator.ref_counts()),
-            "cpu_refs": _held(self.allocator.host_ref_counts()),
+            "gpu_refs": held(self.allocator.ref_counts()),
+            "cpu_refs": held(self.allocator.host_ref_counts()),
             "groups": {
                 group: [[seq.label, seq.length, seq.status] for seq in seqs] for group, seqs in self.groups.items()
             },
@@ -249,7 +227,3 @@ def _state_before(case: dict[str, Any], step: int) -> dict[str, object]:
 
 def _changed(before: list[int], after: list[int]) -> list[list[int]]:
     return [[block_id, new] for block_id, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-
-
-def _held(refs: list[int]) -> list[list[int]]:
-    return [[block_id, ref] for block_id, ref in enumerate(refs) if ref > 0]

@@ -7,12 +7,11 @@ frees and for its answers to admission.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvsim.conform.cases import CaseError
+from kvsim.conform.cases import MAX_SEQUENCES, CaseError
+from kvsim.conform.recorder import allocator_keywords, signed_table, state_hash
 from kvsim.conform.result import CaseResult, Mismatch, agrees_in
 from kvsim.memory import PagedAllocator
 from kvsim.request import Group, Request, Sampling, Sequence
@@ -28,7 +27,7 @@ FIELDS = (
 )  # fmt: skip
 """Fields of a record, in the order in which they are compared."""
 
-_LABELS_PER_GROUP = 1000
+_LABELS_PER_GROUP = MAX_SEQUENCES["sched"]
 _EMPTY_STEPS_TO_STUCK = 3
 
 
@@ -38,14 +37,7 @@ class WatchedAllocator(PagedAllocator):
     scheduler: VllmV0Scheduler
 
     def __init__(self, cfg: dict[str, Any]) -> None:
-        super().__init__(
-            cfg["gpu"],
-            cfg["bs"],
-            num_host_blocks=cfg["cpu"],
-            free_list="lifo",
-            sliding_window=cfg.get("sw") or None,
-            upstream_faults=True,
-        )
+        super().__init__(**allocator_keywords(cfg))
         self.labels: dict[SeqId, int] = {}
         """Recorded names of the sequences: group x 1000 + place in fork order."""
         self._num_labels: dict[int, int] = {}
@@ -87,22 +79,7 @@ class WatchedAllocator(PagedAllocator):
     def named_tables(self, groups: Iterable[Group]) -> dict[int, list[int]]:
         """Tables of the groups' live sequences by label, a host block b written as -(b + 1)."""
         found = ((self.labels[seq.seq_id], seq.seq_id) for group in groups for seq in group.seqs)
-        return {label: self._signed(seq_id) for label, seq_id in sorted(found) if self.has_table(seq_id)}
-
-    def _signed(self, seq_id: SeqId) -> list[int]:
-        table = self.block_table(seq_id)
-        return [-block_id - 1 for block_id in table] if self.is_swapped(seq_id) else list(table)
-
-    def hash(self, tables: dict[int, list[int]]) -> str:
-        """First 8 hex digits of the sha1 of free lists, tables and reference counts."""
-        state = [
-            self.free_block_ids(),
-            self.free_host_block_ids(),
-            list(tables.items()),
-            [[block_id, ref] for block_id, ref in enumerate(self.ref_counts()) if ref],
-            [[block_id, ref] for block_id, ref in enumerate(self.host_ref_counts()) if ref],
-        ]
-        return hashlib.sha1(json.dumps(state, separators=(",", ":")).encode()).hexdigest()[:8]
+        return {label: signed_table(self, seq_id) for label, seq_id in sorted(found) if self.has_table(seq_id)}
 
 
 class SchedulerReplay:
@@ -205,7 +182,7 @@ class SchedulerReplay:
             "cp": _copies(plan),
             "ign": [_request_id(rejection.seq) for rejection in plan.rejected],
             "f": self._free_counts(),
-            "h": self.allocator.hash(tables),
+            "h": state_hash(self.allocator, tables),
             "sh": [sum(1 for ref in refs if ref > 1), sum(refs)],
         }
         record |= {key: value for key, value in shown.items() if self._last_shown.get(key) != value}
@@ -217,7 +194,7 @@ class SchedulerReplay:
         actions = self.allocator.take_actions()
         if not actions:
             return {}
-        return {"act": actions, "f2": self._free_counts(), "h2": self.allocator.hash(self._tables())}
+        return {"act": actions, "f2": self._free_counts(), "h2": state_hash(self.allocator, self._tables())}
 
     def _count_empty(self, plan: StepPlan) -> None:
         is_empty = plan.is_empty and not plan.preempted
