@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvsim.reproduce import fig2
+from kvsim.reproduce import fig2, fig15
 from kvsim.reproduce.beam_laws import LAWS, Trial
 from kvsim.reproduce.draw import stacks
 from kvsim.reproduce.fig15 import sampled
@@ -17,7 +17,6 @@ SWAP_SPACE = "64GiB"
 LOW_THETA = 0.03
 """A beam model under which ShareGPT's beams share as little as published."""
 LOW_THETA_REQUESTS = {"alpaca": 60, "sharegpt": 30}
-SAVED = "blocks saved (%)"
 SHARES = {"alpaca": 700, "sharegpt": 300}
 LAW = "beam law: "
 PARAMETER = "parameter"
@@ -66,11 +65,11 @@ def ours(results: Results) -> list[Ours]:
     for name, summary in results.items():
         if name.startswith(LAW):
             rows.append(Ours(name, "", PARAMETER, summary[PARAMETER]))
-            rows += [Ours(name, x, SAVED, summary[x]) for x in POINTS]
+            rows += [Ours(name, x, fig15.QUANTITY, summary[x]) for x in POINTS]
             continue
         if " lengths, " in name or name.startswith("low theta"):
             series, _, width = name.rpartition(" ")
-            rows.append(Ours(series, width, SAVED, 100 * summary["sharing_saving"]))
+            rows.append(Ours(series, width, fig15.QUANTITY, 100 * summary["sharing_saving"]))
             continue
         rows += [Ours(name, part, fig2.QUANTITY, share) for part, share in fig2.parts_of(summary).items()]
         rows.append(Ours(name, "", "requests in a batch", summary["running_mean"]))

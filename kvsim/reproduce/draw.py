@@ -6,17 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvsim.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
-from kvsim.reproduce.figure import Row
+from kvsim.reproduce.figure import Row, bounds_of
 
 PAPER_COLOR = "#555555"
 ENGINE_COLORS = {"orca-max": RED, "orca-pow2": ORANGE, "orca-oracle": GREEN, "vllm-v0": BLUE}
 PART_COLORS = (BLUE, SKY, RED, ORANGE, GREY, PURPLE)
-
-
-def paper_bounds(row: Row) -> tuple[float, float]:
-    """(low, high) of what was published; equal for a number."""
-    low, _, high = row.paper.partition("..")
-    return float(low), float(high or low)
 
 
 def paper_value(row: Row) -> float | None:
@@ -27,7 +21,7 @@ def paper_value(row: Row) -> float | None:
 def bars(picture: Any, rows: Sequence[Row], label: str) -> None:
     """Pairs of bars: paper (a published range floats), ours."""
     axes = picture.subplots()
-    papers = [(place, *paper_bounds(row)) for place, row in enumerate(rows) if row.paper]
+    papers = [(place, *bounds_of(row.paper)) for place, row in enumerate(rows) if row.paper]
     axes.bar(
         [place - 0.2 for place, *_ in papers],
         [high - low if high > low else high for _, low, high in papers],
@@ -137,7 +131,7 @@ def lines(
         )
         for row in points:
             if row.paper:
-                low, high = paper_bounds(row)
+                low, high = bounds_of(row.paper)
                 axes.plot([float(row.x)] * 2, [low, high], color=color, lw=4, alpha=0.25, solid_capstyle="butt")
         papers = [row for row in points if paper_value(row) is not None]
         axes.plot([float(row.x) for row in papers], [paper_value(row) for row in papers], "x", color=color, ms=7)

@@ -48,6 +48,12 @@ class Row(NamedTuple):
     mark: str
 
 
+def bounds_of(paper: str) -> tuple[float, float]:
+    """(low, high) of a published value; equal for a number."""
+    low, _, high = paper.partition("..")
+    return float(low), float(high or low)
+
+
 @dataclass(frozen=True)
 class Scale:
     """How much is simulated: as much as the paper did, or less in quick mode."""

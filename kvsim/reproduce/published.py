@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kvsim.reproduce.figure import bounds_of
+
 Key = tuple[str, str, str, str]
 """(figure, series, x, quantity)"""
 
@@ -24,8 +26,7 @@ class Published(NamedTuple):
     @property
     def bounds(self) -> tuple[float, float]:
         """(low, high); equal for a single number."""
-        low, _, high = self.paper.partition("..")
-        return float(low), float(high or low)
+        return bounds_of(self.paper)
 
     def difference(self, ours: float) -> float:
         """Ours - paper; 0 inside a range."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvsim.reproduce import beyond, differences, fig2, fig12, fig14, fig15, recipe, worth
 from kvsim.reproduce.beam_laws import LAWS
@@ -102,7 +102,7 @@ def _beams(tables: Tables) -> str:
     ours = " / ".join(number(_get(rows, "sharegpt beam", str(width), fig15.QUANTITY)) for width in fig15.WIDTHS)
     published = _paper(rows, "sharegpt beam", "6", fig15.QUANTITY)
     low = {
-        dataset: _number_of(tables["differences"], f"low theta, {dataset} beam", "6", differences.SAVED)
+        dataset: _number_of(tables["differences"], f"low theta, {dataset} beam", "6", fig15.QUANTITY)
         for dataset in ("alpaca", "sharegpt")
     }
     return (
@@ -151,40 +151,48 @@ def _swaps(tables: Tables) -> str:
 
 def _reasons(tables: Tables) -> str:
     """The experiments, in words, with their figures."""
-    rows, fig2_rows = tables["differences"], tables["fig2"]
-    external = "external and others"
-    lines = []
-    for engine in recipe.ORCA[1:]:
-        buddy = _get(fig2_rows, engine, external, fig2.QUANTITY)
-        first = _get(rows, f"first-fit, {engine}", external, fig2.QUANTITY)
-        lines.append(
-            f"* First-fit instead of buddy, {engine}: external and others {number(first)} % instead of "
-            f"{number(buddy)} %. The paper's baseline owes the difference to rounding up to powers of two."
-        )
-    for engine in recipe.ENGINES:
-        real, made = (
-            _get(table, series, "token states", fig2.QUANTITY)
-            for table, series in ((fig2_rows, engine), (rows, f"log-normal, {engine}"))
-        )
-        lines.append(
-            f"* Log-normal instead of real lengths, {engine}: token states {number(made)} % instead of "
-            f"{number(real)} %."
-        )
-    way = {name: _get(rows, f"{name}, {recipe.VLLM}", "", "requests/s") for name in ("recompute", "swap")}
-    lines.append(
-        f"* Swap instead of recompute at saturation: {number(way['swap'])} requests/s instead of "
-        f"{number(way['recompute'])}."
-    )
-    for dataset in ("alpaca", "sharegpt"):
-        same, own = (
-            [number(_get(rows, f"{kind} lengths, {dataset}", str(width), "blocks saved (%)")) for width in (2, 4, 6)]
-            for kind in ("same", "independent")
-        )
-        lines.append(
-            f"* Samples of independent instead of equal length, {dataset}, n = 2, 4, 6: "
-            f"{' / '.join(own)} % of blocks saved instead of {' / '.join(same)} %."
-        )
+    lines = [*_placement(tables), *_lengths(tables), _preemption(tables), *_samples_apart(tables)]
     return "\n".join(lines) + "\n\n" + _laws(tables)
+
+
+def _placement(tables: Tables) -> Iterator[str]:
+    external = "external and others"
+    for engine in recipe.ORCA[1:]:
+        buddy = _number_of(tables["fig2"], engine, external, fig2.QUANTITY)
+        first = _number_of(tables["differences"], f"first-fit, {engine}", external, fig2.QUANTITY)
+        yield (
+            f"* First-fit instead of buddy, {engine}: external and others {first} % instead of {buddy} %. The paper's "
+            "baseline owes the difference to rounding up to powers of two."
+        )
+
+
+def _lengths(tables: Tables) -> Iterator[str]:
+    for engine in recipe.ENGINES:
+        real = _number_of(tables["fig2"], engine, "token states", fig2.QUANTITY)
+        made = _number_of(tables["differences"], f"log-normal, {engine}", "token states", fig2.QUANTITY)
+        yield f"* Log-normal instead of real lengths, {engine}: token states {made} % instead of {real} %."
+
+
+def _preemption(tables: Tables) -> str:
+    swap, recompute = (
+        _number_of(tables["differences"], f"{way}, {recipe.VLLM}", "", "requests/s") for way in ("swap", "recompute")
+    )
+    return f"* Swap instead of recompute at saturation: {swap} requests/s instead of {recompute}."
+
+
+def _samples_apart(tables: Tables) -> Iterator[str]:
+    for dataset in ("alpaca", "sharegpt"):
+        own, same = (
+            " / ".join(
+                _number_of(tables["differences"], f"{kind} lengths, {dataset}", str(width), fig15.QUANTITY)
+                for width in (2, 4, 6)
+            )
+            for kind in ("independent", "same")
+        )
+        yield (
+            f"* Samples of independent instead of equal length, {dataset}, n = 2, 4, 6: {own} % of blocks saved "
+            f"instead of {same} %."
+        )
 
 
 def _laws(tables: Tables) -> str:
@@ -192,7 +200,7 @@ def _laws(tables: Tables) -> str:
     rows = tables["differences"]
 
     def says(law: str, point: str) -> str:
-        return _number_of(rows, differences.LAW + law, point, differences.SAVED)
+        return _number_of(rows, differences.LAW + law, point, fig15.QUANTITY)
 
     published = [_paper(tables["fig15"], f"{name} beam", width, fig15.QUANTITY) for name, width in _points()]
     lines = ["| published | | " + " | ".join(published) + " | |"]
