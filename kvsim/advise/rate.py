@@ -72,20 +72,7 @@ def _answer(
         QUESTION,
         f"{text_of(recommended)} {knob.unit}" + (f"; the limit itself: {more_seeds(limit)}" if limit.low <= 0 else ""),
         tuple(lines),
-        table=Table(
-            (knob.unit, "meet the SLO", "goodput", "output tok/s", "mean TTFT ms", "preemptions"),
-            tuple(
-                (
-                    text_of(rate),
-                    share(runs.attainment.mean),
-                    text_of(runs.mean("request_goodput").mean),
-                    shown(runs.mean("output_throughput")),
-                    shown(runs.mean("mean_ttft_ms")),
-                    shown(runs.mean("num_preemptions")),
-                )
-                for rate, runs in zip(rates, ladder, strict=True)
-            ),
-        ),
+        table=_table(rates, ladder, knob),
         figures={
             "recommended": recommended,
             "unit": knob.unit,
@@ -98,6 +85,21 @@ def _answer(
         ),
         curves={"rates": rates, "ladder": ladder, "limits": reached, "unit": knob.unit, "recommended": recommended},
     )
+
+
+def _table(rates: list[float], ladder: list[Runs], knob: RateKnob) -> Table:
+    rows = tuple(
+        (
+            text_of(rate),
+            share(runs.attainment.mean),
+            text_of(runs.mean("request_goodput").mean),
+            shown(runs.mean("output_throughput")),
+            shown(runs.mean("mean_ttft_ms")),
+            shown(runs.mean("num_preemptions")),
+        )
+        for rate, runs in zip(rates, ladder, strict=True)
+    )
+    return Table((knob.unit, "meet the SLO", "goodput", "output tok/s", "mean TTFT ms", "preemptions"), rows)
 
 
 def _beyond(rates: list[float], ladder: list[Runs], knob: RateKnob) -> str:

@@ -126,9 +126,25 @@ def longest_prompt(workload: Workload) -> int | None:
 
 def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
     """Model, GPU and bytes make a pool that something fits into."""
+    pool = Pool(scenario)
+    if (finding := _unusable(scenario, pool)) is not None:
+        yield finding
+        return
+    if problem := pool.problem():
+        yield _too_small(scenario, pool, problem)
+        return
+    yield from _lengths_fit(scenario, pool)
+    is_contiguous = isinstance(scenario.allocator, ContiguousMemory)
+    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0 and not is_contiguous:
+        size = "holds no block" if scenario.memory.swap_space else "is 0"
+        text = f"is swap, and memory.swap_space {size}: victims are recomputed"
+        yield Finding(("scheduler", "preemption"), text, False)
+
+
+def _unusable(scenario: Scenario, pool: Pool) -> Finding | None:
+    """The first part of the pool that cannot be told, with its key; None where all can."""
     from kvsim.memory.geometry import GeometryError
 
-    pool = Pool(scenario)
     asked: tuple[tuple[Key, Callable[[], object]], ...] = (
         (("model",), lambda: pool.geometry),
         (("model",), lambda: _has_a_dtype(pool)),
@@ -141,24 +157,13 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
             ask()
         except GeometryError as error:
             # What the memory arithmetic finds wrong is the model's all the same.
-            yield Finding(("model",) if key == ("memory",) else key, str(error))
-            return
+            return Finding(("model",) if key == ("memory",) else key, str(error))
         except ScenarioError as error:
-            yield Finding(key, str(error).removeprefix("memory: "))
-            return
+            return Finding(key, str(error).removeprefix("memory: "))
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # A config.json may hold anything; what its reader did not foresee is still the file's fault.
-            yield Finding(key, f"is {shorten(getattr(scenario, str(key[0])))}, which cannot be used: {error}")
-            return
-    if problem := pool.problem():
-        yield _too_small(scenario, pool, problem)
-        return
-    yield from _lengths_fit(scenario, pool)
-    is_contiguous = isinstance(scenario.allocator, ContiguousMemory)
-    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0 and not is_contiguous:
-        size = "holds no block" if scenario.memory.swap_space else "is 0"
-        text = f"is swap, and memory.swap_space {size}: victims are recomputed"
-        yield Finding(("scheduler", "preemption"), text, False)
+            return Finding(key, f"is {shorten(getattr(scenario, str(key[0])))}, which cannot be used: {error}")
+    return None
 
 
 def _has_a_dtype(pool: Pool) -> None:
