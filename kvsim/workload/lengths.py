@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from kvsim.types import ScenarioError
-from kvsim.workload.spec import LengthsSpec, Pair
+from kvsim.workload.spec import LengthsSpec, Pair, hint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,9 +190,10 @@ def preset(name: str) -> Preset:
     import yaml
 
     if name not in preset_names():
-        close = get_close_matches(name, preset_names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ScenarioError(f"workload.lengths.name {name!r} is no preset{hint}; known: {', '.join(preset_names())}")
+        known = preset_names()
+        raise ScenarioError(
+            f"workload.lengths.name {name!r} is no preset{hint(name, known)}; known: {', '.join(known)}"
+        )
     text = (files("kvsim") / "catalog" / "lengths" / f"{name}.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     for key in ("levels", "prompt", "output", "copula"):

@@ -47,7 +47,7 @@ not given. `WorkloadSpec.from_dict` builds the tree from plain dicts and refuses
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
@@ -197,7 +197,7 @@ def _build(cls: type[_T], block: Mapping[str, Any], where: str) -> _T:
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in block:
         if key not in names:
-            raise ScenarioError(f"{where}: unknown key {key!r}{_hint(str(key), names)}; known: {', '.join(names)}")
+            raise ScenarioError(f"{where}: unknown key {key!r}{hint(str(key), names)}; known: {', '.join(names)}")
     return cls(**{key: _value(value, f"{where}.{key}") for key, value in block.items() if value is not None})
 
 
@@ -210,6 +210,7 @@ def _value(value: Any, where: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _hint(key: str, names: list[str]) -> str:
-    close = get_close_matches(key, names, n=1)
+def hint(word: str, known: Sequence[str]) -> str:
+    """` (did you mean 'rate'?)` for a close known word, else nothing."""
+    close = get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

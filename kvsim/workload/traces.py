@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TextIO
 
+from kvsim.workload.spec import hint
 from kvsim.workload.trace import Trace, sorted_by_time
 from kvsim.workload.trace_csv import csv_format_of, load_csv
 from kvsim.workload.trace_files import RowErrors, fail, open_text
@@ -43,7 +43,10 @@ def load_trace(
     """
     name = str(path)
     if trace_format is not None and trace_format not in FORMATS:
-        fail(name, f"trace_format {trace_format!r} is not known{_close(trace_format)}; known: {', '.join(FORMATS)}")
+        fail(
+            name,
+            f"trace_format {trace_format!r} is not known{hint(trace_format, FORMATS)}; known: {', '.join(FORMATS)}",
+        )
     if on_bad_row not in ("error", "skip"):
         fail(name, f"on_bad_row is {on_bad_row!r}; it is error or skip")
     errors = RowErrors(name, on_bad_row)
@@ -60,11 +63,6 @@ def load_trace(
         fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed){why}")
     notes = (*errors.notes(), *trace.notes)
     return sorted_by_time(replace(trace, num_skipped=errors.num_skipped, notes=notes))
-
-
-def _close(name: str) -> str:
-    close = get_close_matches(name, FORMATS, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _format_and_entries(text: TextIO, path: str, trace_format: str | None) -> tuple[str, Iterable[object]]:
