@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -89,6 +90,15 @@ def test_imports_point_down(path: Path) -> None:
         if module.startswith("kvsim.") and layer_of(part_of(module)) > own and part_of(module) != "__version__"
     ]
     assert not upward
+
+
+def test_the_map_for_contributors_has_every_part_in_its_layer() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text("utf-8").partition("| layer | what |")[2].partition("## ")[0]
+    rows = [re.findall(r"`(\w+)(?:/|\.py)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("|")]
+    parts = [part for row in rows for part in row]
+    assert sorted(parts) == sorted({part_of_file(path) for path in FILES} - {"__init__", "__main__"})
+    layers = [layer_of(part) for part in parts]
+    assert layers == sorted(layers, reverse=True)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
