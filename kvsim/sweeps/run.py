@@ -78,6 +78,41 @@ def sweep(
     ScenarioError.
     """
     base = resolve(scenario, values)
+    grid = _grid(base, vary, seeds, zip)
+    points, keys = grid.points, tuple(grid.vary)
+    with _Workers(jobs or default_jobs(), dask) as workers:
+        if out is None:
+            return SweepResult(rows_of(points, _Runner(points, workers, None, progress).run()), keys)
+        with owned(Path(out), force=force) as store:
+            files = _Files(Path(out), points, keys, base.with_values({"sweep": grid.block()}).to_yaml())
+            runner = _Runner(points, workers, store, progress)
+            try:
+                runner.run()
+            except KeyboardInterrupt:
+                files.write(runner.results, plots=False)
+                raise
+            rows = files.write(runner.results, plots=plots, workers=workers)
+            return SweepResult(rows, keys, Path(out))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What is varied, and the points that makes."""
+
+    vary: Mapping[str, list[Any]]
+    is_zipped: bool
+    seeds: tuple[int, ...]
+    points: Sequence[Point]
+
+    def block(self) -> dict[str, Any]:
+        """The `sweep:` block that asks for the same."""
+        return {"vary": self.vary, "zip": self.is_zipped, "seeds": list(self.seeds)}
+
+
+def _grid(
+    base: ResolvedScenario, vary: Mapping[str, Any] | None, seeds: int | Sequence[int] | None, zipped: bool | None
+) -> _Grid:
+    """The grid that the arguments ask for; what they leave out is the scenario's. Raises ScenarioError."""
     block = base.scenario.sweep
     chosen = {name: values_of(given, f"vary {name}") for name, given in (vary or {}).items()}
     option = "--vary"
@@ -86,23 +121,10 @@ def sweep(
     if not chosen:
         raise ScenarioError("sweep: nothing is varied; give --vary key=a,b,c, or the scenario a sweep: block")
     given_seeds = seeds if seeds is not None else block.seeds if block is not None else 1
-    is_zipped = zip if zip is not None else block.zip if block is not None else False
+    is_zipped = zipped if zipped is not None else block.zip if block is not None else False
     chosen_seeds = seeds_of(given_seeds, base.scenario.seed)
     points = make_grid(base, chosen, seeds=chosen_seeds, is_zipped=is_zipped, option=option)
-    with _Workers(jobs or default_jobs(), dask) as workers:
-        if out is None:
-            return SweepResult(rows_of(points, _Runner(points, workers, None, progress).run()), tuple(chosen))
-        with owned(Path(out), force=force) as store:
-            again = base.with_values({"sweep": {"vary": chosen, "zip": is_zipped, "seeds": list(chosen_seeds)}})
-            files = _Files(Path(out), points, tuple(chosen), again.to_yaml())
-            runner = _Runner(points, workers, store, progress)
-            try:
-                runner.run()
-            except KeyboardInterrupt:
-                files.write(runner.results, plots=False)
-                raise
-            rows = files.write(runner.results, plots=plots, workers=workers)
-            return SweepResult(rows, tuple(chosen), Path(out))
+    return _Grid(chosen, is_zipped, chosen_seeds, points)
 
 
 class _Workers:
