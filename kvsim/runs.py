@@ -196,7 +196,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
 
     scenario = resolved.scenario
     record = scenario.record if options.record is None else options.record
-    extras = _Extras(options, folder)
+    extras = _Extras(options)
     engine = build(scenario, detail=extras.needs_detail, journal=extras.journal)
     simulation = simulate(
         engine.scheduler,
@@ -307,7 +307,7 @@ def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extr
 class _Extras:
     """The observers that options ask for, and the files they leave."""
 
-    def __init__(self, options: Options, folder: Path | None) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
         self.journal: Any = None
         self._names = _Names()

@@ -102,22 +102,16 @@ def calibrate(
         pairs += group_pairs
     if not fits:
         raise ScenarioError(f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows that a fit needs")
+    provenance = {
+        "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
+        "block_size": data.block_sizes.get(framework, 64),
+        "sources": ", ".join(data.sources),
+        "num_rows": sum(len(g.latency_us) for g in groups),
+        "hold_out": hold_out,
+        "seed": seed,
+    }
     newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=version_order)
-    profile = Profile(
-        name=name or data.gpu.lower(),
-        gpu=data.gpu,
-        framework=framework,
-        version=newest,
-        provenance={
-            "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
-            "block_size": data.block_sizes.get(framework, 64),
-            "sources": ", ".join(data.sources),
-            "num_rows": sum(len(g.latency_us) for g in groups),
-            "hold_out": hold_out,
-            "seed": seed,
-        },
-        fits=tuple(fits),
-    )
+    profile = Profile(name or data.gpu.lower(), data.gpu, framework, newest, tuple(fits), provenance)
     notes = (*left_out, *_unknown_models(path, groups), *_lacks(profile), *_beyond_the_datasheet(profile))
     return Calibration(profile, tuple(errors), tuple(pairs), notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvsim.memory.config_fields import Config, optional, shown, widths, words
@@ -57,7 +58,6 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
             f"{_named(geometry)} has layers of unequally many KV heads: a kernel cost model "
             f"prices layers that are alike. Use cost: {{type: linear}}"
         )
-    config = geometry.config
     tp = tensor_parallel_size
     hidden = _field(geometry, "hidden_size", "n_embd", "d_model")
     vocab = _field(geometry, "vocab_size")
@@ -65,13 +65,6 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     kv_heads = geometry.kv_heads_per_rank(tp)
     head_dim = geometry.head_dim
     heads = max(1, num_heads // tp)
-    notes = []
-    if geometry.latent_dim:
-        notes.append("MLA attention is priced as attention with one KV head of the latent's size")
-    if geometry.index_dim:
-        notes.append("sparse attention is priced as attention to all tokens, and its indexer not at all")
-    if config.get("quantization_config"):
-        notes.append("quantised weights are priced as 16-bit ones")
     mlp, gated, mlp_notes = _mlp(geometry, hidden, tp)
     attention = (
         Matrix((heads + 2 * kv_heads) * head_dim, hidden),
@@ -83,7 +76,7 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         ("rotary_emb", rotary, 1),
         ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1),
     ]
-    if words(config, "model_type") in _HAS_QK_NORM:
+    if words(geometry.config, "model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
     element = dtype_bytes(geometry.element_dtype(kv_cache_dtype))
     return ModelShapes(
@@ -102,8 +95,18 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
         all_reduces_per_layer=2 if tp > 1 else 0,
         tensor_parallel_size=tp,
-        notes=tuple(notes + mlp_notes),
+        notes=(*_approximations(geometry), *mlp_notes),
     )
+
+
+def _approximations(geometry: ModelGeometry) -> Iterator[str]:
+    """What of the model is priced as something simpler."""
+    if geometry.latent_dim:
+        yield "MLA attention is priced as attention with one KV head of the latent's size"
+    if geometry.index_dim:
+        yield "sparse attention is priced as attention to all tokens, and its indexer not at all"
+    if geometry.config.get("quantization_config"):
+        yield "quantised weights are priced as 16-bit ones"
 
 
 def _active_width(down: Matrix) -> int:
