@@ -1,3 +1,5 @@
+"""The memory a run will need, said and bounded before it starts."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""From a scenario to the parts of a run, and to the life of one request."""
+
 from __future__ import annotations
 
 from pathlib import Path

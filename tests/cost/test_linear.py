@@ -1,3 +1,5 @@
+"""The linear cost model, term by term."""
+
 from __future__ import annotations
 
 from importlib.resources import files

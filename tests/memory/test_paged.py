@@ -257,7 +257,7 @@ def test_free_of_a_swapped_sequence_returns_host_blocks() -> None:
 
 
 def test_hit_blocks_that_sit_in_the_free_list_are_not_free_capacity() -> None:
-    """K13."""
+    """K13: the hits are among the free blocks, so what fits only by counting them twice has to wait."""
     allocator = PagedAllocator(5, 4, enable_prefix_caching=True)
     serve(allocator, "X", 12, keys(1))
     allocator.allocate("W", 3)
@@ -276,7 +276,7 @@ def test_hit_blocks_that_sit_in_the_free_list_are_not_free_capacity() -> None:
 
 
 def test_end_of_a_chain_is_evicted_first() -> None:
-    """K15."""
+    """K15: without its first block the rest of a chain could not be reached."""
     allocator = PagedAllocator(3, 4, enable_prefix_caching=True)
     serve(allocator, "X", 12, keys(1))
     serve(allocator, "Y", 4, keys(2))
@@ -286,7 +286,7 @@ def test_end_of_a_chain_is_evicted_first() -> None:
 
 
 def test_a_whole_cached_prompt_leaves_one_token_to_compute() -> None:
-    """K17."""
+    """K17: hits are whole blocks, and never of the last token."""
     hits = []
     for source, length in enumerate((15, 16, 31, 32, 33, 48), start=1):
         allocator = PagedAllocator(20, 16, enable_prefix_caching=True)
@@ -309,7 +309,7 @@ def test_only_registered_tokens_are_found() -> None:
 
 
 def test_idle_cached_blocks_are_neither_used_nor_free() -> None:
-    """K35."""
+    """K35: they are handed out like free ones, and what they held is lost only then."""
     allocator = PagedAllocator(10, 4, enable_prefix_caching=True)
     text = keys(1)
     allocator.allocate("X", 10, keys=text)
@@ -333,7 +333,7 @@ def test_idle_cached_blocks_are_neither_used_nor_free() -> None:
 def test_saving_of_a_shared_system_prompt(
     num_blocks: int, shared: int, runs: int, hits: int, evictions: int | None
 ) -> None:
-    """K49."""
+    """K49: every request but the first finds the whole blocks of the prompt; a small pool loses the tails alone."""
     allocator = PagedAllocator(num_blocks, 16, enable_prefix_caching=True)
     for run in range(runs):
         stream = TokenStream.from_segment(1, shared) + TokenStream.from_segment(2 + run, 100)

@@ -1,3 +1,5 @@
+"""Sizes and times as people write them."""
+
 from __future__ import annotations
 
 import pytest

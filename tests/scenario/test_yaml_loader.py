@@ -1,3 +1,5 @@
+"""YAML with the place of every key, and the values that it gives."""
+
 from __future__ import annotations
 
 import pytest
