@@ -33,6 +33,8 @@ class Admission(NamedTuple):
 
 
 class Preemption(NamedTuple):
+    """A running sequence that had to give up its memory: swapped out, or to be computed again."""
+
     seq: Sequence
     is_swap: bool
     num_stored_tokens: int
@@ -45,6 +47,8 @@ def pushed_out(preempted: tuple[Preemption, ...]) -> list[Group]:
 
 
 class Rejection(NamedTuple):
+    """A sequence that can never be served, and why, with the numbers."""
+
     seq: Sequence
     reason: str
 
@@ -132,9 +136,9 @@ class StepPlan(NamedTuple):
     head_wait: str = ""
     """Why the head of the line was not let in ("blocks", "sequence limit", "token budget", ...), if the engine says."""
     num_crossed: int = 0
-    """The first so many of `grown` are members of the calendar that took exactly one block."""
+    """How many at the head of `grown` are members of the calendar; each of these took exactly one block."""
     tick: int = 0
-    """Decode tick of the calendar at which they did."""
+    """Decode tick of the calendar at which they took it."""
     released: tuple[Sequence, ...] = ()
     """Static batching: ended sequences whose retained memory an abort freed since the last step."""
     moves: tuple[RegionMove, ...] = ()
@@ -152,6 +156,8 @@ class StepPlan(NamedTuple):
 
 
 class Fork(NamedTuple):
+    """A sequence that begins with the table of another: a sample after the prompt, or a beam."""
+
     parent: Sequence
     child: Sequence
 

@@ -144,6 +144,7 @@ def predict(
 def kernel_cost(
     setting: Setting, decode_overhead_us: float | None, mixed_overhead_us: float | None, tiles: GemmTiles | None
 ) -> KernelCost:
+    """The price of the engine's steps; None overheads and tiles are those of the profile."""
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 
     return KernelCost.from_profile(

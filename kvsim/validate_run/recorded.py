@@ -21,7 +21,10 @@ _MOST_SECONDS = 1e12
 
 @dataclass(frozen=True)
 class Keys:
-    """An object of `meta.json`, read key by key: null counts as absent, numbers may be text."""
+    """An object of `meta.json`, read key by key: null counts as absent (None), numbers may be text.
+
+    A value of another kind, or out of range, is a ScenarioError that names the file, the key and what it must be.
+    """
 
     path: Path
     prefix: str
