@@ -15,7 +15,7 @@ def dense_attention(q: Array, k: Array, v: Array, *, sliding_window: int | None 
 
     `q` is (num_queries, num_heads, head_dim); `k` and `v` are (num_keys, num_kv_heads, head_dim) with
     num_keys >= num_queries: query `i` stands at position `num_keys - num_queries + i` and sees itself and what
-    is before it, with a `sliding_window` only the last so many of these. Query head `h` reads key head
+    is before it, with a `sliding_window` only the last `sliding_window` of these. Query head `h` reads key head
     `h // (num_heads / num_kv_heads)` (grouped-query attention; one key head is multi-query attention).
     Inputs of 16 bits are accumulated in float32, and so is the result (num_queries, num_heads, head_dim).
     Raises ValueError where the shapes do not fit.

@@ -59,7 +59,7 @@ class Overhead:
     num_mixed_steps: int
     source: str
     gemm_tiles: tuple[tuple[int, int], ...] = ()
-    """(up to so many tokens, tile) that explain the steps with prompts best."""
+    """(most tokens, tile) that explain the steps with prompts best."""
     mixed_spread_us: float = 0.0
     """Weighted mean absolute deviation of what is left of the steps with prompts."""
     num_gaps: int = 0

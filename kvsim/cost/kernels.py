@@ -171,7 +171,7 @@ class KernelCost:
 
         `overhead_us` is the engine's time per step beside its kernels (None: what the profile holds, else 0);
         `mixed_overhead_us` that of steps with prompts (None: `overhead_us`, or the profile's own). `gemm_tiles` are
-        pairs (up to so many tokens, tile): steps with prompts compute whole tiles (None: what the profile holds).
+        pairs (most tokens, tile): steps with prompts compute whole tiles (None: what the profile holds).
         Raises ScenarioError for an unknown profile or a model without the needed dimensions.
         """
         profile = load_profile(profile) if isinstance(profile, str) else profile

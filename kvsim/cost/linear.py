@@ -1,4 +1,4 @@
-"""The linear cost model: a step costs a constant, so much per token, and so much per byte moved."""
+"""The linear cost model: a step costs a constant, a price per token and a price per byte moved."""
 
 from __future__ import annotations
 

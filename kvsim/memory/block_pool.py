@@ -211,7 +211,7 @@ class BlockPool:
         self.pop: Callable[[], BlockId] = self.free.take
         """Hand out the next block; whoever must know of it (prefix index, journal) puts itself in front."""
         self.pop_many: Callable[[int], list[BlockId]] = self.free.take_many
-        """Hand out so many blocks, which are there; who puts himself in front of `pop` does so here as well."""
+        """Hand out `num` blocks, which must be free; whoever wraps `pop` wraps this as well."""
 
     def _free_list(
         self, block_ids: range, policy: str, can_pull: bool, text_of: Callable[[BlockId], object]

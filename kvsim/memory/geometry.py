@@ -57,7 +57,7 @@ PACKED_BYTES: dict[str, tuple[int, int]] = {
     "q4_0": (32, 18),
     "iq4_nl": (32, 18),
 }
-"""Formats of a KV cache that pack elements: so many take so many bytes.
+"""Formats of a KV cache that pack elements: (elements of one pack, bytes of it).
 
 Scales are included in NVFP4 and in llama.cpp's (q8_0, ...); those of int4, as of the other integers, are not.
 """

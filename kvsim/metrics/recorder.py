@@ -432,7 +432,7 @@ class Recorder:
             log.peak_blocks = max(log.peak_blocks, self._num_blocks(allocator.num_slots(seq.seq_id)))
 
     def _num_blocks(self, num_slots: int) -> int:
-        """Distinct blocks of a table with so many slots."""
+        """Distinct blocks of a table with `num_slots` slots."""
         num_blocks = -(-num_slots // self._block_size)
         return min(num_blocks, self._window_blocks) if self._window_blocks else num_blocks
 

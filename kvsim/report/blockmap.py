@@ -77,7 +77,7 @@ class BlockMapObserver:
         self.is_contiguous = isinstance(self.allocator, ContiguousAllocator)
         self.max_frames = max(2, min(max_frames, MAX_FRAME_BLOCKS // self.allocator.num_blocks))
         self.every = 1
-        """A frame is kept at every so many steps."""
+        """Steps from one kept frame to the next."""
         self.num_steps = 0
         self.frames: list[Frame] = []
         self.sequences: list[Seq] = []

@@ -182,7 +182,7 @@ WIDTHS = (2, 4, 6)
 
 
 class Trial(NamedTuple):
-    """A law to be set and asked; so many requests of each data set."""
+    """A law to be set and asked; `num_requests` of each data set."""
 
     law: str
     num_requests: tuple[tuple[str, int], ...]

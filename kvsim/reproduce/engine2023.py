@@ -48,7 +48,7 @@ class Engine2023Cost:
         )
         self.sequence_ns = sequence_us * NS_PER_US
         self.attention_factor = attention_factor
-        """Decode attention takes so many times what the profile says (Figure 18a)."""
+        """How many times longer than the profile says decode attention takes (Figure 18a)."""
 
     def step_ns(self, shape: StepShape) -> Ns:
         """Duration of the step in integer nanoseconds."""

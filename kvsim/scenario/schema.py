@@ -255,7 +255,7 @@ AnyScheduler: TypeAlias = Annotated[
 
 
 class LinearCostConfig(Block):
-    """A step costs a constant, and so much per token, whatever the model and the GPU; sources in the catalog."""
+    """A step costs a constant and a price per token, whatever the model and the GPU; sources in the catalog."""
 
     type: Literal["linear"] = "linear"
     step_ms: NotNegative = 6.0

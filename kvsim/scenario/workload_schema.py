@@ -263,7 +263,7 @@ class Workload(Block):
     on_bad_row: Literal["error", "skip"] = "error"
     """What a row that cannot be used does."""
     first: Count | None = None
-    """Only the first so many requests of the trace, in order of time."""
+    """Only this many requests of the trace, the earliest ones."""
     window: Window | None = None
     """Only requests of these seconds of the trace: [begin, end)."""
     speed: Annotated[Number, Field(ge=1e-6, le=1e6)] = 1.0
@@ -273,7 +273,7 @@ class Workload(Block):
     repeat: Annotated[Int, Field(ge=1, le=1_000_000)] = 1
     """Plays the trace this often, one after another."""
     max_concurrency: Count | None = None
-    """At most so many requests at once; the others wait at the client."""
+    """At most this many requests at once; the others wait at the client."""
     content: Content | None = None
     """What prompts share; null: nothing, or what the trace says."""
     sessions: Sessions | None = None

@@ -100,7 +100,7 @@ class PlanBuilder(PendingStep):
         self.new_rows: list[Sequence] = []
         """Those that were forked, or come back from the host: every entry of their tables is new."""
         self.num_crossed = 0
-        """The first so many of `grown` are members of the calendar that took exactly one block."""
+        """How many at the head of `grown` are members of the calendar; each of these took exactly one block."""
         self.num_new_entries = 0
         self.num_new_rows = 0
         self.waits_for_memory = False
@@ -281,5 +281,5 @@ class OutcomeBuilder:
 
 @lru_cache(maxsize=4096)
 def quiet_outcome(num_emitted: int) -> StepOutcome:
-    """The outcome of a step of decodes that all go on: there are only so many."""
+    """The outcome of a step of decodes that all go on: there are few different ones."""
     return StepOutcome(num_emitted)

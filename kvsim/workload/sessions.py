@@ -39,7 +39,7 @@ class SessionPlan:
     truncate_to: int | None = None
 
     def sessions(self, num_turns: Ints) -> list[SyntheticSession]:
-        """Every session, ready to be played for so many of its turns."""
+        """Every session, to be played for the first `num_turns[index]` of its turns."""
         return [SyntheticSession(self, index, turns) for index, turns in enumerate(num_turns.tolist())]
 
 
