@@ -159,11 +159,11 @@ def _traits(spec: WorkloadSpec, rng: Streams, columns: _Columns, trace: Trace | 
     loras = spec.content.num_loras if spec.content is not None else 0
     traits = Traits(
         sampling=Sampling(n=spec.sampling.n, beam_width=spec.sampling.beam_width),
-        samples=None if trace is None else trace.n,
+        num_samples=None if trace is None else trace.n,
         priorities=_draw_priorities(spec.priorities, rng, num)
         if trace is None or trace.priority is None
         else trace.priority,
-        patience=_draw_patience(spec.abort, rng, num),
+        patience_ns=_draw_patience(spec.abort, rng, num),
         loras=zipf(rng["content.loras"], num, loras, 0.0, "content") if loras else None,
         max_output=columns.max_output,
         seed=mix(int(rng["decoding"].integers(2**63))),
@@ -178,7 +178,7 @@ def _with_sample_lens(traits: Traits, spec: WorkloadSpec, rng: Streams, columns:
     if spec.sampling.lengths != "independent" or spec.sampling.beam_width > 1:
         return traits
     num = len(columns.outputs)
-    counts = np.full(num, spec.sampling.n, dtype=np.int64) if traits.samples is None else traits.samples
+    counts = np.full(num, spec.sampling.n, dtype=np.int64) if traits.num_samples is None else traits.num_samples
     if num == 0 or int(counts.max()) == 1:
         return traits
     offsets = np.concatenate(([0], np.cumsum(counts)))

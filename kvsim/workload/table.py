@@ -27,16 +27,16 @@ _CHUNK = 1024
 class Traits:
     """What requests have beside their times and lengths, by request number; None: nobody has it.
 
-    `samples` are numbers of samples, one for each request; `sample_lens` the lengths of request i's samples at
-    `sample_lens[sample_offsets[i]:sample_offsets[i + 1]]`. `patience` is in nanoseconds after arrival (-1: endless).
+    `num_samples` is that of each request, `sample_lens` the lengths of request i's samples at
+    `sample_lens[sample_offsets[i]:sample_offsets[i + 1]]`. `patience_ns` counts from the arrival (-1: endless).
     """
 
     sampling: Sampling = GREEDY
-    samples: Ints | None = None
+    num_samples: Ints | None = None
     sample_lens: Ints | None = None
     sample_offsets: Ints | None = None
     priorities: Ints | None = None
-    patience: Ints | None = None
+    patience_ns: Ints | None = None
     loras: Ints | None = None
     max_output: Ints | None = None
     seed: int = 0
@@ -53,7 +53,7 @@ class Traits:
         seed: int | None = None,
     ) -> Request:
         """Request number `index`, complete; `seed` is that of `seeds`, where it is known already."""
-        patience = -1 if self.patience is None else int(self.patience[index])
+        patience_ns = -1 if self.patience_ns is None else int(self.patience_ns[index])
         sample_lens = self._sample_lens(index) if self.sample_lens is not None else ()
         longest = max(sample_lens, default=output_len)
         return Request(
@@ -62,12 +62,14 @@ class Traits:
             prompt=prompt,
             output_len=output_len,
             max_output_len=longest if self.max_output is None else max(longest, int(self.max_output[index])),
-            sampling=self.sampling if self.samples is None else _sampling(int(self.samples[index]), self.sampling),
+            sampling=self.sampling
+            if self.num_samples is None
+            else _sampling(int(self.num_samples[index]), self.sampling),
             sample_lens=sample_lens,
             priority=0 if self.priorities is None else int(self.priorities[index]),
             namespace=NO_NAMESPACE if self.loras is None else Namespace(lora=f"lora-{self.loras[index]}"),
             output=output,
-            abort_ns=arrival_ns + patience if patience >= 0 else None,
+            abort_ns=arrival_ns + patience_ns if patience_ns >= 0 else None,
             seed=mix(self.seed, index) >> 1 if seed is None else seed,
         )
 
@@ -81,8 +83,8 @@ class Traits:
         return tuple(self.sample_lens[self.sample_offsets[index] : self.sample_offsets[index + 1]].tolist())
 
 
-def _sampling(samples: int, default: Sampling) -> Sampling:
-    return default if samples == default.n else Sampling(n=samples)
+def _sampling(num_samples: int, default: Sampling) -> Sampling:
+    return default if num_samples == default.n else Sampling(n=num_samples)
 
 
 @dataclass(frozen=True)
