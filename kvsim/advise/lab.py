@@ -113,7 +113,7 @@ class Lab:
 
     @property
     def other_seeds(self) -> tuple[int, ...]:
-        """As many seeds that no answer was drawn from."""
+        """As many seeds again, none of which any answer was drawn from."""
         return tuple(max(self.seeds) + 1 + index for index in range(len(self.seeds)))
 
     def try_out(

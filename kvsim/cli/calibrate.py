@@ -71,18 +71,13 @@ def command(
     check_output(out, "--out", measurements, test, from_run, workload)
     document: dict[str, object] = {}
     if measurements is not None:
-        from kvsim.cost.calibrate import calibrate, calibration_dict
+        from kvsim.cost.calibrate import calibrate
 
         result = calibrate(
             measurements, gpu=gpu, framework=framework, version=version, name=name, seed=seed, hold_out=hold_out
         )
         fitted = result.profile
-        document |= calibration_dict(result)
-        _show(as_json, _errors_text(result))
-        for text in result.warnings:
-            console.warn(text)
-        if out is not None and not no_plots:
-            document["picture"] = str(_draw(result, out))
+        document |= _tell(result, None if no_plots else out, as_json)
     else:
         from kvsim.cost.profile import load_profile
 
@@ -105,6 +100,17 @@ def command(
 def _show(as_json: bool, text: str) -> None:
     if not as_json:
         console.say(text)
+
+
+def _tell(result: Calibration, draw_beside: Path | None, as_json: bool) -> dict[str, object]:
+    """Print the errors and warnings of a calibration and draw its picture; what is told, as JSON has it."""
+    from kvsim.cost.calibrate import calibration_dict
+
+    _show(as_json, _errors_text(result))
+    for text in result.warnings:
+        console.warn(text)
+    picture = {} if draw_beside is None else {"picture": str(_draw(result, draw_beside))}
+    return calibration_dict(result) | picture
 
 
 def _errors_text(result: Calibration) -> str:

@@ -192,7 +192,7 @@ class KernelTimes:
         return fit.predict_us(every)
 
     def _check(self, fit: OpFit, columns: Mapping[str, Any]) -> None:
-        """Note fixed dimensions outside the measured range (what varies per step is checked by its user)."""
+        """Note fixed dimensions outside the measured range (what varies per step is checked by the caller)."""
         for name, value in columns.items():
             low, high = fit.bounds.get(name, (0.0, np.inf))
             if np.ndim(value) == 0 and not low / 1.05 <= value <= high * 1.05:

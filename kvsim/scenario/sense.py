@@ -73,7 +73,7 @@ _PROFILE = _Unpriced(("gpu",), ("profile",), "leave profile out, and it is that 
 
 
 def _hardware_is_priced(resolved: ResolvedScenario) -> Iterator[str]:
-    """Who varies the hardware (not who merely names it), and not the prices with it, will find the same step times.
+    """Whoever varies the hardware, and does not merely name it, but leaves the prices finds the same step times.
 
     The text names no value, so that a sweep tells it once.
     """
@@ -337,7 +337,7 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _splits_samples(scheduler: object) -> bool:
-    """The engines that run the samples of a request each for itself: vLLM's of today, and the Orca ones."""
+    """The engines that run each sample of a request on its own: those of today's vLLM, and the Orca ones."""
     if isinstance(scheduler, ContinuousScheduler):
         return scheduler.reservation is not None
     return isinstance(scheduler, VllmV1Scheduler)
