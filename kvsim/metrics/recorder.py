@@ -7,6 +7,7 @@ follows a prefill, a pause or a skipped step have a gap of their own, and those 
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -137,6 +138,13 @@ def _column(values: tuple[int, ...]) -> IntArray:
     if values[-1] == first and values.count(first) == num_rows:
         return np.full(num_rows, first, np.int64)
     return np.fromiter(values, np.int64, len(values))
+
+
+def _product(weights: IntArray, values: IntArray) -> int:
+    """Sum of weight x value, none of them negative; exact, also where it does not fit into 64 bits."""
+    if int(weights.sum()) * int(values.max()) < 2**63:
+        return int(weights @ values)
+    return sum(map(operator.mul, weights.tolist(), values.tolist()))
 
 
 def _sums(values: tuple[Any, ...], count: Callable[[Any], int]) -> IntArray:
@@ -539,14 +547,14 @@ class Recorder:
         sums.saturated_ns += int(saturated.sum())
         first = STEP_COLUMN["token_states"]
         for index in range(6):
-            sums.parts[index] += int(duration @ chunk[:, first + index])
-            sums.saturated_parts[index] += int(saturated @ chunk[:, first + index])
-        sums.running += int(duration @ column("num_running"))
-        sums.sequences += int(duration @ column("num_sequences"))
-        sums.waiting += int(duration @ column("num_waiting"))
-        sums.allocated_slots += int(duration @ column("allocated_slots"))
-        sums.logical_blocks += int(duration @ column("logical_blocks"))
-        sums.used_blocks += int(duration @ column("used_blocks"))
+            sums.parts[index] += _product(duration, chunk[:, first + index])
+            sums.saturated_parts[index] += _product(saturated, chunk[:, first + index])
+        sums.running += _product(duration, column("num_running"))
+        sums.sequences += _product(duration, column("num_sequences"))
+        sums.waiting += _product(duration, column("num_waiting"))
+        sums.allocated_slots += _product(duration, column("allocated_slots"))
+        sums.logical_blocks += _product(duration, column("logical_blocks"))
+        sums.used_blocks += _product(duration, column("used_blocks"))
         totals.num_steps += len(chunk)
         totals.running_peak = max(totals.running_peak, int(column("num_running").max()))
         totals.num_cow_copies += int(column("num_copies").sum())

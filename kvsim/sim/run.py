@@ -14,10 +14,12 @@ from kvsim.metrics.recorder import Recorder
 from kvsim.request import Request
 from kvsim.scheduling.interface import Scheduler
 from kvsim.sim.server import AsyncServer, Clock, Observer, Server
-from kvsim.types import Ns
+from kvsim.types import NS_PER_S, KvsimError, Ns
 from kvsim.workload.source import Source
 
 MAX_NS = 2**62
+"""Later than any step and any arrival: what fits into columns of 64 bits, differences included."""
+SECONDS_PER_YEAR = 365.25 * 86400
 COLLECT_EVERY = 50_000
 """Container objects between two looks for reference cycles while a simulation runs."""
 
@@ -46,14 +48,20 @@ def simulate(
     """Run the scheduler over the source until nothing is left, or the clock passes `horizon_ns`.
 
     A step that would end after the horizon does not happen. With `check`, every memory law is recomputed at every
-    step. `clock` is told the time before the engine acts. Raises Deadlock, and LawViolation with `check`.
+    step. `clock` is told the time before the engine acts. Raises Deadlock, KvsimError if simulated time runs out, and
+    LawViolation with `check`.
     """
     recorder = Recorder(scheduler, record=record, check=check)
     env = simpy.Environment(initial_time=0)
     server = _make_server(env, scheduler, cost, source, (recorder, *observers), clock)
-    env.process(server.run())
+    running = env.process(server.run())
     with _rare_collections():
-        env.run(until=None if horizon_ns is None else horizon_ns + 1)
+        env.run(until=running | env.timeout(MAX_NS) if horizon_ns is None else horizon_ns + 1)
+    if horizon_ns is None and running.is_alive:
+        raise KvsimError(
+            f"requests are left after {MAX_NS / NS_PER_S / SECONDS_PER_YEAR:.0f} years of simulated time, and the "
+            f"clock holds no more: make steps cheaper (cost), or stop at a horizon"
+        )
     end_ns = int(env.now) if horizon_ns is None else horizon_ns
     if horizon_ns is not None:
         recorder.on_horizon()

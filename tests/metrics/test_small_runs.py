@@ -127,3 +127,14 @@ def test_what_is_promised_to_samples_is_reserved_as_far_as_they_will_fill_it(
     steps = run("no-evict", [(0, prompt, output, 2)], 10, size).steps
     assert list(steps["reserved"][: len(reserved)]) == reserved
     assert list(steps["internal_frag"][: len(internal)]) == internal
+
+
+def test_means_of_a_large_memory_over_long_steps_are_exact() -> None:
+    """32 million slots for a thousand seconds are more slot-nanoseconds than 64 bits hold."""
+    limits = {"cost.step_ms": 1e6, "scheduler.max_num_seqs": 1, "scheduler.max_model_len": 20_000_000}
+    summary = run("paged", [(0, 8_000_000, 1, 1), (0, 16_000_000, 1, 1)], 2_000_000, 16, **limits).summary
+    assert summary["kv"] == {**dict.fromkeys(summary["kv"], 0), "token_states": 0.375, "free": 0.625}
+    assert summary["kv_saturated"] == {**dict.fromkeys(summary["kv"], 0), "token_states": 0.25, "free": 0.75}
+    assert (summary["saturated_share"], summary["waiting_mean"], summary["block_utilization"]) == (0.5, 0.5, 1)
+    assert summary["sharing_saving"] == 0
+    assert summary["block_utilization_theory"] == pytest.approx(1)

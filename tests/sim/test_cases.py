@@ -6,6 +6,7 @@ import pytest
 from support import StepCost, play, request, text
 
 from kvsim.request import Sampling
+from kvsim.types import KvsimError
 
 
 @pytest.mark.parametrize(
@@ -259,3 +260,11 @@ def test_k62_a_horizon_before_the_first_token():
     assert out.summary["num_ttft"] == 0
     assert out.summary.keys() == whole.summary.keys()
     assert list(out.steps.columns) == list(whole.steps.columns)
+
+
+def test_steps_that_outlast_the_clock_are_an_error_that_says_so():
+    """10^24 ns do not fit into the 64 bits of a column."""
+    with pytest.raises(KvsimError, match=r"requests are left after 146 years .* make steps cheaper \(cost\)"):
+        play([request("a", 4, 3)], num_blocks=10, block_size=4, cost=StepCost(1e18))
+    out = play([request("a", 4, 3)], num_blocks=10, block_size=4, cost=StepCost(1e18), horizon_ms=1e9)
+    assert out.summary["num_unfinished"] == 1
