@@ -6,7 +6,9 @@ and sweep.csv; `summary` is the dict of summary.json. Every picture is readable 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,15 @@ LEAST_SHOWN = 0.0005
 LONGEST_WORD = 40
 """Characters of a parameter's value at an axis."""
 
+CHARACTERS_ACROSS = 72
+"""What fits side by side under the axes."""
+
+MOST_ROWS = 14
+"""Names that stand one under the other beside the axes, or tilted under them."""
+
+MOST_INSIDE = 6
+"""Curves whose legend finds a place among them; that of more stands beside the axes."""
+
 METRIC_UNITS = {
     "request_throughput": "requests/s",
     "request_goodput": "requests/s",
@@ -80,7 +91,7 @@ def memory(steps: pd.DataFrame) -> Figure:
             top = bottom + curves.values[name] / capacity
             mean = time_weighted_mean(steps, steps[name]) / capacity
             if mean > LEAST_SHOWN:
-                area = axes.fill_between(curves.times, bottom, top, step="post", color=color, linewidth=0)
+                area = axes.stairs(top[:-1], curves.times, baseline=bottom[:-1], fill=True, color=color, linewidth=0)
                 handles.append(area)
                 labels.append(f"{label} {_percent(mean)}")
             bottom = top
@@ -149,10 +160,11 @@ def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Sum
             )
             lowest = min(lowest, theory)
         axes.set_xlim(curves.times[0], curves.times[-1])
-        axes.set_ylim(max(0.0, 1 - 1.5 * (1 - lowest)) if lowest < 0.99 else 0.98, 1.0)
+        floor = max(0.0, 1 - 1.5 * (1 - lowest)) if lowest < 0.99 else 0.98
+        axes.set_ylim(floor, 1.0)
         axes.set_xlabel(curves.time_label)
         axes.set_ylabel("filled share of allocated slots")
-        percent_axis(axes)
+        _percent_ticks(axes, 1 - floor)
         legend_below(figure, *axes.get_legend_handles_labels(), 2)
         return figure
 
@@ -186,7 +198,10 @@ def compare_memory(compare: pd.DataFrame) -> Figure:
         figure = new_figure(3.8)
         axes = figure.add_subplot()
         axes.set_title("KV memory while requests wait, by engine")
-        shares, never_waited = _memory_shares(compare)
+        shares, never_waited, idle = _memory_shares(compare)
+        if all(idle):
+            note(axes, "no step ran")
+            return figure
         names = [f"{name}*" if calm else name for name, calm in zip(compare["engine"], never_waited, strict=True)]
         places, bottom = np.arange(len(compare)), np.zeros(len(compare))
         for part, (label, color) in PARTS.items():
@@ -194,6 +209,8 @@ def compare_memory(compare: pd.DataFrame) -> Figure:
                 axes.bar(places, shares[part], 0.62, bottom=bottom, color=color, label=label)
                 _label_segments(axes, bottom, shares[part], color)
             bottom = bottom + shares[part]
+        for place in np.flatnonzero(idle).tolist():
+            axes.text(place, 0.01, "no step ran", ha="center", va="bottom", fontsize=8, rotation=90)
         axes.set_xticks(places, names)
         axes.set_ylim(0, 1)
         axes.set_ylabel("share of KV capacity")
@@ -243,18 +260,22 @@ def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = N
         groups = [("", sweep)]
         if by is not None:
             groups = [(str(key), rows) for key, rows in sweep.groupby(by, sort=True, observed=True)]
-        points, labels = _positions(sweep[x])
+        points = _positions(sweep[x])
         for index, (label, rows) in enumerate(groups):
-            color, marker = CYCLE[index % len(CYCLE)], "osD^vPX"[index % 7]
+            # One marker more than colours: no two curves look the same.
+            color, marker = CYCLE[index % len(CYCLE)], "osD^vPX*"[index % 8]
             mean, half = _mean_and_interval(rows, x, metric)
             at = np.array([points[key] for key in mean.index])
             axes.plot(at, mean, color=color, marker=marker, markersize=4, label=label)
             axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
-        _parameter_axis(axes, points, labels)
+        _parameter_axis(axes, points)
         axes.set_xlabel(_with_unit(x))
         axes.set_ylabel(_with_unit(metric))
-        if by is not None:
+        if by is not None and len(groups) <= MOST_INSIDE:
             axes.legend(title=_with_unit(by), loc="best", title_fontsize=8.5)
+        elif by is not None:
+            num_columns = -(-len(groups) // 16)
+            figure.legend(title=_with_unit(by), loc="outside right upper", title_fontsize=8.5, ncols=num_columns)
         return figure
 
 
@@ -269,8 +290,10 @@ def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
         )
         image = axes.imshow(table.to_numpy(), origin="lower", aspect="auto", cmap="cividis")
         figure.colorbar(image, ax=axes, label=_with_unit(metric))
-        axes.set_xticks(range(table.shape[1]), [_short(value) for value in table.columns])
-        axes.set_yticks(range(table.shape[0]), [_short(value) for value in table.index])
+        _name_ticks(axes, range(table.shape[1]), list(table.columns), CHARACTERS_ACROSS * 3 // 4)
+        rows = [_short(value) for value in table.index]
+        every = -(-len(rows) // MOST_ROWS)
+        axes.set_yticks(range(table.shape[0]), ["" if index % every else name for index, name in enumerate(rows)])
         axes.set_xlabel(_with_unit(x))
         axes.set_ylabel(_with_unit(y))
         axes.grid(False)
@@ -362,6 +385,17 @@ def _headroom(axes: Axes) -> None:
     axes.set_ylim(top=max(1.0, axes.get_ylim()[1] * 1.25))
 
 
+def _percent_ticks(axes: Axes, span: float) -> None:
+    """Percentages at the ticks; over a short axis with tenths, or neighbours would read the same."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if span > 0.05:
+        percent_axis(axes)
+        return
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
@@ -403,24 +437,32 @@ def _distribution(axes: Axes, values: FloatArray, marks: Mapping[int, float], co
     unit_ms, unit = (1000.0, "s") if values[-1] >= 10_000 else (1.0, "ms")
     shares = np.arange(1, len(values) + 1) / len(values)
     thin = np.unique(np.linspace(0, len(values) - 1, min(len(values), 1000)).astype(int))
-    axes.plot(values[thin] / unit_ms, shares[thin], drawstyle="steps-post", color=color)
+    # From zero on: of a single request there would be no line at all.
+    slow, share = np.append(values[0], values[thin]) / unit_ms, np.append(0.0, shares[thin])
+    axes.plot(slow, share, drawstyle="steps-post", color=color)
     axes.plot([value / unit_ms for value in marks.values()], [p / 100 for p in marks], "o", color=color, markersize=4)
     text = "\n".join(f"p{percentile} {_short(value / unit_ms)} {unit}" for percentile, value in marks.items())
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-    axes.text(0.97, 0.06, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, bbox=box)
-    axes.set_xlim(left=0)
+    # Where no curve is: it rises from its fastest request on.
+    at, side = (0.97, "right") if values[0] < 0.6 * values[-1] else (0.05, "left")
+    axes.text(at, 0.06, text, transform=axes.transAxes, ha=side, va="bottom", fontsize=8, bbox=box)
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.04 * slow[-1]))
     axes.set_ylim(0, 1.03)
     axes.set_xlabel(unit)
     axes.locator_params(axis="x", nbins=4)
 
 
-def _memory_shares(compare: pd.DataFrame) -> tuple[dict[str, FloatArray], list[bool]]:
-    """Shares of the parts while requests waited; over all steps for engines in which none ever did."""
+def _memory_shares(compare: pd.DataFrame) -> tuple[dict[str, FloatArray], list[bool], list[bool]]:
+    """Shares of the parts while requests waited; over all steps for engines in which none ever did.
+
+    Beside them, which engines those are, and which never ran a step.
+    """
     saturated = {part: _numbers(compare, f"kv_saturated.{part}") for part in PARTS}
     overall = {part: _numbers(compare, f"kv.{part}") for part in PARTS}
     calm = np.isnan(saturated["token_states"])
     shares = {part: np.nan_to_num(np.where(calm, overall[part], saturated[part])) for part in PARTS}
-    return shares, [bool(value) for value in calm]
+    idle = np.isnan(saturated["token_states"]) & np.isnan(overall["token_states"])
+    return shares, (calm & ~idle).tolist(), idle.tolist()
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> FloatArray:
@@ -456,11 +498,13 @@ def _grouped_bars(
             values = _numbers(compare, column)
             at = places + (index - (len(columns) - 1) / 2) * width
             bars = axes.bar(at, np.nan_to_num(values), width * 0.94, color=color, label=label)
-            texts = ["-" if np.isnan(value) else _short(value) for value in values]
-            axes.bar_label(bars, texts, fontsize=6.5 if many else 8, padding=1, rotation=90 if many else 0)
-        if is_log and any((_numbers(compare, column) > 0).any() for column in columns):
+            _label_bars(axes, bars, at.tolist(), values, fontsize=6.5 if many else 8, rotation=90 if many else 0)
+        has_bars = any((_numbers(compare, column) > 0).any() for column in columns)
+        if is_log and has_bars:
             axes.set_yscale("log")
         axes.margins(y=0.22 if many else 0.1)
+        if not has_bars:
+            axes.set_ylim(0, 1)
         axes.set_xticks(places, [str(name) for name in compare["engine"]])
         axes.set_ylabel(unit)
         axes.grid(axis="x", visible=False)
@@ -470,6 +514,15 @@ def _grouped_bars(
         else:
             set_margins(figure, bottom_inches=0.32 + extra)
         return figure
+
+
+def _label_bars(axes: Axes, bars: Any, places: Iterable[float], values: FloatArray, **style: Any) -> None:
+    """The value on each bar; of none at the foot of the axes, which may be logarithmic and have no zero."""
+    axes.bar_label(bars, [_short(value) if value > 0 else "" for value in values], padding=1, **style)
+    for place, value in zip(places, values, strict=True):
+        if not value > 0:
+            text, foot = "-" if np.isnan(value) else _short(value), axes.get_xaxis_transform()
+            axes.text(place, 0.005, text, transform=foot, ha="center", va="bottom", **style)
 
 
 def _tilt_if_many(axes: Axes, num_names: int) -> float:
@@ -506,7 +559,8 @@ def _with_parameters(sweep: pd.DataFrame, *names: str | None) -> pd.DataFrame:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    """A number that has a place on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _word(value: Any) -> str:
@@ -516,25 +570,45 @@ def _word(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _positions(column: pd.Series[Any]) -> tuple[dict[Any, float], list[str]]:
+def _positions(column: pd.Series[Any]) -> dict[Any, float]:
     """Where each value of a parameter stands: at its number, or side by side if it is a word."""
     if column.dtype == "category":
-        words = list(column.cat.categories)
-        return {word: float(index) for index, word in enumerate(words)}, [_short(word) for word in words]
-    values = sorted(column.unique().tolist())
-    return {value: float(value) for value in values}, [_short(value) for value in values]
+        return {word: float(index) for index, word in enumerate(column.cat.categories)}
+    return {value: float(value) for value in sorted(column.unique().tolist())}
 
 
-def _parameter_axis(axes: Axes, points: Mapping[Any, float], labels: list[str]) -> None:
+def _parameter_axis(axes: Axes, points: Mapping[Any, float]) -> None:
     """Powers are spaced evenly (logarithmic), and every value of the sweep has its tick."""
     from matplotlib.ticker import NullLocator
 
-    places = list(points.values())
+    places, is_word = list(points.values()), any(isinstance(value, str) for value in points)
     if len(places) >= 3 and places[0] > 0 and places[-1] / places[0] >= 8:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
-    if len(places) <= 12:
-        axes.set_xticks(places, labels)
+    if len(places) <= 12 or is_word:
+        _name_ticks(axes, places, list(points), CHARACTERS_ACROSS)
+
+
+def _name_ticks(axes: Axes, places: Sequence[float], values: Sequence[Any], num_characters: int) -> None:
+    """Ticks named by their values, no name over another: words are broken or tilted, numbers left out."""
+    names = [_short(value) for value in values]
+    room = num_characters // len(names)
+    if any(isinstance(value, str) for value in values) and max(map(len, names)) >= room:
+        if room >= 12:
+            axes.set_xticks(places, ["\n".join(textwrap.wrap(name, room - 1)) for name in names])
+        else:
+            every = -(-len(names) // MOST_ROWS)
+            shown = ["" if index % every else _cut(name, LONGEST_WORD // 2) for index, name in enumerate(names)]
+            axes.set_xticks(places, shown, rotation=30, ha="right", rotation_mode="anchor")
+        return
+    at = np.log(places) if axes.get_xscale() == "log" else np.asarray(places, np.float64)
+    free_from = -np.inf
+    for index, place in enumerate((at - at[0]) / (at[-1] - at[0] or 1.0) * num_characters):
+        if place - len(names[index]) / 2 < free_from:
+            names[index] = ""
+        else:
+            free_from = place + len(names[index]) / 2 + 0.5
+    axes.set_xticks(places, names)
 
 
 def _label_cells(axes: Axes, cells: FloatArray) -> None:
@@ -548,11 +622,15 @@ def _label_cells(axes: Axes, cells: FloatArray) -> None:
 def _short(value: Any) -> str:
     """At most three significant digits, no exponent up to a million; of a long text its beginning."""
     if isinstance(value, str | bool):
-        return str(value) if len(str(value)) <= LONGEST_WORD else f"{str(value)[:LONGEST_WORD]}..."
+        return _cut(str(value), LONGEST_WORD)
     number = float(value)
     if abs(number) >= 1000 or number == int(number):
         return f"{number:,.0f}"
     return f"{number:.3g}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _plain_name(key: str) -> str:

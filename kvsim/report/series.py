@@ -15,6 +15,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 MAX_POINTS = 2000
 IDLE_SHARE = 0.003
 """A pause longer than this share of the run is shown as a gap."""
+SEEN_SHARE = 0.0026
+"""Narrower than this nothing is seen (two pixels): work between two gaps is drawn that wide, as one piece."""
 
 TIME_UNITS = ((7200.0, 3600.0, "h"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms"))
 """From which span on (s), the unit (s), its name."""
@@ -46,6 +48,7 @@ def step_curves(steps: pd.DataFrame, names: list[str], max_points: int = MAX_POI
     if len(starts) > max_points:
         starts, ends, columns = _binned(starts, ends, columns, span / max_points)
     unit_s, unit = next((unit_s, name) for least, unit_s, name in TIME_UNITS if span >= least)
+    starts, ends, columns = _widened(starts, ends, columns, span)
     times, columns = _with_pauses(starts, ends, columns, span * IDLE_SHARE)
     return Curves(times / unit_s, columns, unit)
 
@@ -63,7 +66,29 @@ def _binned(
 ) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
     """Steps that begin in the same interval of `width` become one piece."""
     bins = ((starts - starts[0]) / width).astype(np.int64)
-    first = np.flatnonzero(np.diff(bins, prepend=-1))
+    return _merged(starts, ends, columns, np.flatnonzero(np.diff(bins, prepend=-1)))
+
+
+def _widened(
+    starts: FloatArray, ends: FloatArray, columns: dict[str, FloatArray], span: float
+) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
+    """Work that is too short to be seen between two gaps becomes one piece that is just wide enough."""
+    is_first = np.append(True, starts[1:] - ends[:-1] > span * IDLE_SHARE)
+    if is_first.sum() == 1:
+        return starts, ends, columns
+    begins = np.flatnonzero(is_first)
+    spells = ends[np.append(begins[1:], len(starts)) - 1] - starts[begins]
+    is_short = spells < span * SEEN_SHARE
+    kept = is_first | ~is_short[np.cumsum(is_first) - 1]
+    starts, ends, columns = _merged(starts, ends, columns, np.flatnonzero(kept))
+    is_widened = is_short[np.cumsum(is_first[kept]) - 1]
+    return starts, np.where(is_widened, starts + span * SEEN_SHARE, ends), columns
+
+
+def _merged(
+    starts: FloatArray, ends: FloatArray, columns: dict[str, FloatArray], first: npt.NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
+    """Steps from each of `first` to before the next one, as one piece with their time-weighted mean."""
     last = np.append(first[1:], len(starts)) - 1
     weights = ends - starts
     means = {name: _binned_mean(column, weights, first) for name, column in columns.items()}

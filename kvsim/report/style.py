@@ -142,6 +142,6 @@ def percent_axis(axes: Axes) -> None:
 def note(axes: Axes, text: str) -> None:
     """Say in the middle of an empty picture why it is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    # Hidden, not removed: panels beside it may share the axis.
+    axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
     axes.grid(False)

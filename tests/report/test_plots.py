@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -218,3 +219,111 @@ def test_empty_tables_give_pictures_that_say_so(tmp_path):
 
 def test_one_step_run(tmp_path):
     plots.write_run_plots(make_steps(1), make_requests(1), {}, tmp_path, block_size=16)
+
+
+def shown_ticks(axis) -> list[str]:
+    """Labels of an axis as drawn, those that are hidden or empty left out."""
+    return [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible() and tick.get_text()]
+
+
+def test_a_panel_without_values_leaves_the_axis_it_shares():
+    """One request of one token: there is no time per output token, and the curves of the others are seen."""
+    requests = make_requests(1).assign(status="finished", ttft_ms=6.0, tpot_ms=np.nan, e2el_ms=6.0)
+    figure = plots.latency(requests)
+    figure.canvas.draw()
+    first, empty, last = figure.axes
+    assert shown_ticks(first.yaxis)[0] == "0%"
+    assert "none" in texts(empty)
+    for axes in (first, last):
+        assert axes.lines[0].get_xydata().tolist() == [[6, 0], [6, 1]]
+        assert axes.get_xlim()[1] > 6.2
+
+
+def test_engines_in_which_nothing_ran_are_said_to_be_so():
+    compare = make_compare()
+    kv = [column for column in compare if column.startswith("kv")]
+    compare.loc[0, [*kv, "running_mean", "output_throughput", "median_tpot_ms"]] = np.nan
+    shown = texts(plots.compare_memory(compare))
+    assert "no step ran" in shown
+    assert f"{compare['engine'][0]}*" not in shown
+    compare[kv] = np.nan
+    assert "no request ever waited" not in texts(plots.compare_memory(compare))
+    for draw in (plots.compare_running, plots.compare_latency):
+        figure = draw(compare)
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        feet = [text for text in axes.texts if text.get_text() == "-"]
+        assert feet
+        box = axes.get_window_extent()
+        assert all(box.y0 <= text.get_window_extent().y0 < box.y0 + 10 for text in feet)
+    numbers = compare.select_dtypes("number").columns
+    axes = plots.compare_throughput(compare.assign(**dict.fromkeys(numbers, np.nan))).axes[0]
+    assert axes.get_ylim() == (0, 1)
+
+
+def test_ticks_of_a_short_axis_read_differently():
+    steps = make_steps().assign(block_utilization=0.997)
+    figure = plots.utilization(steps, 16, {"block_utilization": 0.997, "block_utilization_theory": 0.998})
+    figure.canvas.draw()
+    ticks = shown_ticks(figure.axes[0].yaxis)
+    assert len(set(ticks)) == len(ticks)
+    assert "99.5%" in ticks
+
+
+def test_work_between_long_pauses_is_seen():
+    """Two requests, hours apart: each of a tenth of a second, wide enough to be seen, with its mean over time."""
+    starts = np.array([0.0, 0.05, 9999.0, 9999.02])
+    steps = make_steps(4).assign(start_s=starts, duration_ms=[50.0, 50.0, 20.0, 80.0], num_running=[1, 3, 5, 10])
+    curves = step_curves(steps, ["num_running"])
+    wide = 9999.1 * 0.0026 / 3600
+    np.testing.assert_allclose(curves.times, [0, wide, 9999 / 3600, 9999 / 3600 + wide])
+    np.testing.assert_allclose(curves.values["num_running"], [2, np.nan, 9, 9])
+    areas = plots.memory(steps).axes[0].patches
+    assert areas
+    for area in areas:
+        values, edges, _ = area.get_data()
+        np.testing.assert_array_equal(edges, curves.times)
+        assert np.isfinite(values).tolist() == [True, False, True]
+
+
+def test_an_infinite_rate_is_a_word():
+    rates = pd.DataFrame({"rate": [0.01, 1.0, 100.0, float("inf")], "speed": [1.0, 2, 3, 4]})
+    axes = plots.sweep_curves(rates, "rate", "speed").axes[0]
+    assert shown_ticks(axes.xaxis) == ["0.01", "1", "100", "inf"]
+    assert axes.lines[0].get_xdata().tolist() == [0, 1, 2, 3]
+
+
+def test_no_two_of_many_curves_look_alike():
+    sweep = pd.DataFrame({"x": [1, 2] * 20, "by": np.repeat(np.arange(20), 2), "speed": np.arange(40.0)})
+    figure = plots.sweep_curves(sweep, "x", "speed", by="by")
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
+    assert len(looks) == 20
+    assert "19" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+WORDY = [f"{{'type': 'lognormal', 'prompt_mean': {mean}}}" for mean in range(40)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [range(1, 31), [0, 1, 2, 1000], [0.01, 0.012, 5.0], ["swap", "recompute"], WORDY[:4], WORDY[:9], WORDY],
+    ids=["many", "crowded", "close", "words", "blocks", "more blocks", "many blocks"],
+)
+def test_names_of_ticks_do_not_lie_over_each_other(values):
+    rows = [{"x": value, "y": other, "speed": float(other)} for value in values for other in range(40)]
+    sweep = pd.DataFrame(rows)
+    for figure in (
+        plots.sweep_curves(sweep[sweep.y < 2], "x", "speed", by="y"),
+        plots.sweep_heatmap(sweep, "x", "y", "speed"),
+    ):
+        figure.canvas.draw()
+        axes = figure.axes[0]
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label for label in axis.get_ticklabels() if label.get_text()]
+            tilted = labels[0].get_rotation() != 0
+            boxes = [label.get_window_extent() for label in labels]
+            gaps = [
+                max(later.x0 - one.x1, later.y0 - one.y1) if not tilted else later.x1 - one.x1 - one.height / 8
+                for one, later in pairwise(boxes)
+            ]
+            assert min(gaps, default=0) >= 0, (axis, [label.get_text() for label in labels])
