@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,13 @@ HEADLINES = (
     ("block_utilization", "block utilization", ""),
     ("num_preemptions", "preemptions", ""),
 )
+
+ENDS = (
+    ("num_rejected", "rejected", ""),
+    ("num_aborted", "aborted", ""),
+    ("num_unfinished", "cut off", ""),
+)
+"""What else becomes of requests; shown where it happened."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class RunResult:
 
     def headline(self) -> list[tuple[str, str]]:
         """The figures to look at first, as (label, text)."""
-        return [(label, text_of(self.summary.get(key), unit)) for key, label, unit in HEADLINES]
+        return [(label, text_of(self.summary.get(key), unit)) for key, label, unit in _headlines([self])]
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{label}</th><td>{text}</td></tr>" for label, text in self.headline())
@@ -96,13 +104,21 @@ class CompareResult:
         return [{"engine": engine} | flatten(run.summary) for engine, run in self.runs.items()]
 
     def _repr_html_(self) -> str:
-        labels = [label for label, _ in next(iter(self.runs.values())).headline()] if self.runs else []
-        head = "".join(f"<th>{label}</th>" for label in labels)
+        headlines = _headlines(self.runs.values())
+        head = "".join(f"<th>{label}</th>" for _, label, _ in headlines)
         body = "".join(
-            f"<tr><th>{engine}</th>" + "".join(f"<td>{text}</td>" for _, text in run.headline()) + "</tr>"
+            f"<tr><th>{engine}</th>"
+            + "".join(f"<td>{text_of(run.summary.get(key), unit)}</td>" for key, _, unit in headlines)
+            + "</tr>"
             for engine, run in self.runs.items()
         )
         return f"<table><tr><th>engine</th>{head}</tr>{body}</table>"
+
+
+def _headlines(runs: Iterable[RunResult]) -> list[tuple[str, str, str]]:
+    """Key, label and unit of the figures to look at first."""
+    summaries = [run.summary for run in runs]
+    return [*HEADLINES, *(end for end in ENDS if any(summary.get(end[0]) for summary in summaries))]
 
 
 def text_of(value: Any, unit: str = "") -> str:

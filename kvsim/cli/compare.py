@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from typer import Option
@@ -39,6 +40,8 @@ COLUMNS = (
     ("completed", "completed"),
     ("rejected", "num_rejected"),
 )
+ENDS = (("aborted", "num_aborted"), ("cut off", "num_unfinished"))
+"""Shown where it happened."""
 
 
 def command(
@@ -98,16 +101,17 @@ def command(
     if as_json:
         console.say(json.dumps({engine: run.summary for engine, run in compared.runs.items()}, indent=2))
         return
-    console.say(console.table([_row(record) for record in records], [title for title, _ in COLUMNS]))
+    columns = [*COLUMNS, *(end for end in ENDS if any(record[end[1]] for record in records))]
+    console.say(console.table([_row(record, columns) for record in records], [title for title, _ in columns]))
     console.say("\nKV with tokens: share of the KV memory that holds tokens to be read, while requests wait")
     console.say(f"\nresults in {folder}")
     console.say(console.list_files(folder))
 
 
-def _row(record: dict[str, Any]) -> list[str]:
+def _row(record: dict[str, Any], columns: Iterable[tuple[str, str]]) -> list[str]:
     from kvsim.result import text_of
 
-    return [_cell(key, record.get(key), text_of) for _, key in COLUMNS]
+    return [_cell(key, record.get(key), text_of) for _, key in columns]
 
 
 def _cell(key: str, value: Any, text_of: Any) -> str:

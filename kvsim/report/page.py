@@ -35,7 +35,7 @@ class Figure(NamedTuple):
 
 FIGURES = (
     Figure("completed", "requests completed", "", "Requests whose last token was delivered."),
-    Figure("duration", "duration", "s", "From the first arrival to the last token."),
+    Figure("duration", "duration", "s", "From the first arrival to the last token, or to the horizon."),
     Figure("output_throughput", "output throughput", "tok/s", "Tokens generated per second, all requests together."),
     Figure("mean_ttft_ms", "mean TTFT", "ms", "Time to first token: from a request's arrival to its first token."),
     Figure("mean_tpot_ms", "mean TPOT", "ms", "Time per output token after the first, averaged over requests."),
@@ -48,12 +48,13 @@ FIGURES = (
     Figure("prefix_cache_hits", "prefix-cache hits", "tokens", "Prompt tokens that were found and not computed again."),
     Figure("num_rejected", "rejected", "", "Requests that can never be served."),
     Figure("num_aborted", "aborted", "", "Requests whose client gave up."),
+    Figure("num_unfinished", "cut off", "", "Requests that had not ended, or not arrived, at the horizon."),
 )
 SHOWN_AT_ZERO = 9
 """The figures after these are shown only where something of the kind happened."""
 
 PARTS = {
-    "token_states": ("tokens", "hold KV that a live request will still read"),
+    "token_states": ("token states", "hold KV that a live request will still read"),
     "reserved": ("reserved", "are allocated and empty now, and will be filled by their owner before it ends"),
     "internal_frag": ("internal fragmentation", "are allocated, and will never hold a token that is read"),
     "external_frag": ("external fragmentation", "lie in holes too small for the request that waits, or in rounding"),
@@ -64,7 +65,7 @@ PARTS = {
 PICTURES = {
     "memory": "Where the KV memory goes over time.",
     "running": "Requests running and waiting over time.",
-    "utilization": "How full the allocated blocks are, against theory.",
+    "utilization": "How full the allocated memory is; that of blocks beside its theory.",
     "latency": "How long requests wait and take.",
 }
 COMPARE_PICTURES = {
@@ -85,9 +86,12 @@ CONTIGUOUS_TEXT = (
     "regions: it is free, but useless to a request that needs a longer one."
 )
 COMPARE_TEXT = (
-    "The same requests, the same memory, the same clock; a cell is the same amount of memory on both sides. Play it: "
-    "paged memory holds tokens almost everywhere, contiguous memory is full of regions that are mostly empty, so fewer "
-    "requests run at once and more wait."
+    "The same requests, the same memory, the same clock; a cell is the same amount of memory on both sides. Any two "
+    "engines can be chosen."
+)
+BOTH_KINDS_TEXT = (
+    " Play it: paged memory is handed out block by block, as tokens come; contiguous memory in whole regions when a "
+    "request is admitted, of which what is pale will be filled and what is hatched never."
 )
 
 
@@ -122,8 +126,8 @@ def run_page(
         _scenario(folder),
     ]
     lead = (
-        f"One simulated run: engine {summary['engine']}, seed {summary['seed']}, {summary['num_requests']:,} requests, "
-        f"{summary['num_gpu_blocks']:,} KV blocks of {summary['block_size']} slots."
+        f"One simulated run: engine {summary['engine']}, seed {summary['seed']}, "
+        f"{_counted(summary['num_requests'], 'request')}, {_size(summary)}."
     )
     return _page(f"kvsim: {summary['name']}", lead, body, summary, [result])
 
@@ -144,10 +148,21 @@ def compare_page(
         _scenario(folder),
     ]
     lead = (
-        f"{first['num_requests']:,} requests under {len(runs)} engines with the same memory: {', '.join(runs)}. "
-        f"Seed {first['seed']}."
+        f"{_counted(first['num_requests'], 'request')} under {_counted(len(runs), 'engine')} with the same memory: "
+        f"{', '.join(runs)}. Seed {first['seed']}."
     )
     return _page(f"kvsim: {first['name']}, compared", lead, body, first, list(runs.values()))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _size(summary: Mapping[str, Any]) -> str:
+    """How large the memory is: blocks of slots, or (contiguous, whose summary has blocks of one) slots."""
+    if summary["block_size"] == 1:
+        return f"{_counted(summary['num_gpu_blocks'], 'slot')} of KV memory"
+    return f"{_counted(summary['num_gpu_blocks'], 'KV block')} of {summary['block_size']:,} slots"
 
 
 def _page(title: str, lead: str, body: Iterable[str], summary: Mapping[str, Any], runs: Sequence[RunResult]) -> str:
@@ -285,7 +300,7 @@ def _block_map(runs: Sequence[RunResult]) -> str:
         return ""
     kinds = {recording["kind"] for recording in recordings}
     if len(recordings) > 1:
-        explanation = COMPARE_TEXT
+        explanation = COMPARE_TEXT + (BOTH_KINDS_TEXT if len(kinds) > 1 else "")
     elif "paged" in kinds:
         explanation = PAGED_TEXT.format(block_size=recordings[0]["block_size"])
     else:

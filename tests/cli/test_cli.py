@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -100,6 +101,18 @@ def test_run_writes_everything(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert "results in results/small" in text
     assert "requests.csv" in text
     assert "requests completed" in text
+
+
+def test_requests_that_did_not_complete_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what became of them, where it happened."""
+    cut = ["--set", "horizon=20ms", "--no-plots", "--force"]
+    assert main(["run", "s.yaml", *cut]) == 0
+    summary = json.loads((here / "results" / "small" / "summary.json").read_text())
+    assert re.search(rf"cut off +{summary['num_unfinished']}\n", capsys.readouterr().out)
+    assert main(["compare", "s.yaml", "--engines", "paged,static", *cut]) == 0
+    assert "completed  rejected  cut off\n" in capsys.readouterr().out
+    assert main(["run", "s.yaml", "--no-plots", "--force"]) == 0
+    assert "cut off" not in capsys.readouterr().out
 
 
 def test_commands_of_one_scenario_keep_each_others_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

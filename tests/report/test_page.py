@@ -335,6 +335,55 @@ def test_light_dark_and_narrow(open_page: Callable[[str], Page]) -> None:
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_long_names_and_many_columns_stay_on_a_narrow_page(browser: Any, tmp_path: Path) -> None:
+    """Words break, and a table of many engines is moved sideways instead of being squeezed into a column of letters."""
+    name = "x" * 300
+    requests = [{"id": name, "prompt_tokens": 9, "output_tokens": 5}]
+    scenario = {**BASE, "name": "y" * 150, "workload": {"requests": requests}}
+    engines = ("paged", "vllm-v0", "vllm-v1", "vllm-v1-async", "orca-max", "orca-pow2", "orca-oracle", "static")
+    result = compare(scenario, engines, out=tmp_path / "out", options=Options(plots=False, report=True))
+    browser.get(f"file://{result.out}/report.html")
+    page = Page(browser, result.runs["paged"])
+    page.run("kvsim.player.select(arguments[0]); kvsim.player.panes[0].hover(0)", name)
+    assert name in page.find("#table").text
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    page.wait_for("return document.documentElement.scrollWidth <= arguments[0]", 420)
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    narrowest = "return Math.min(...[...document.querySelectorAll('.scroll td:last-child')].map(e => e.clientWidth))"
+    assert page.run(narrowest) >= 240
+
+
+def test_a_map_of_very_many_blocks_is_a_picture(browser: Any, tmp_path: Path) -> None:
+    """Not a tower of cells: half a million blocks fit on a screen, and behind the last one nothing is painted."""
+    scenario = {**BASE, "memory": {"num_gpu_blocks_override": 500_001}}
+    result = run(scenario, out=tmp_path / "out", options=Options(plots=False, report=True))
+    browser.get(f"file://{result.out}/report.html")
+    page = Page(browser, result)
+    assert page.run("return kvsim.player.panes[0].canvas.clientHeight") < 700
+    read = """
+    const pane = kvsim.player.panes[0], {size, columns} = pane.layout, scale = devicePixelRatio;
+    const at = (cell) => [(cell % columns) * size, Math.floor(cell / columns) * size].map((place) => place * scale);
+    return arguments[0].map((cell) => [...pane.canvas.getContext("2d").getImageData(...at(cell), 1, 1).data]);
+    """
+    state = page.run("return kvsim.stateAt(kvsim.player.panes[0].frame)")
+    used, free, last, beyond = page.run(read, [int(next(iter(state["blocks"]))), 400_000, 500_000, 500_001])
+    assert used != free == last
+    assert beyond[3] == 0
+
+
+def test_one_of_a_kind_is_no_plural(browser: Any, tmp_path: Path) -> None:
+    requests = [{"id": "a", "prompt_tokens": 5, "output_tokens": 1}]
+    result = run({**BASE, "workload": {"requests": requests}}, out=tmp_path / "out", options=Options(report=True))
+    browser.get(f"file://{result.out}/report.html")
+    page = Page(browser, result)
+    assert "its only step is a frame" in page.find("#sampling").text
+    page.run("kvsim.player.panes[0].hover(1)")
+    assert page.find(".readout").text.startswith(
+        "Block 1: 1 of 4 slots filled, token 4 of request a (logical block 1)."
+    )
+
+
 def test_controls_have_names(open_page: Callable[[str], Page]) -> None:
     page = open_page("paged")
     nameless = page.run(

@@ -13,6 +13,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.report.blockmap import LIFE_CODES
 from kvsim.report.page import FIGURES, PARTS, compare_page, run_page
+from kvsim.result import RunResult
 from kvsim.runs import Options, compare, run
 
 SCENARIO: dict[str, Any] = {
@@ -224,12 +225,34 @@ def test_an_engine_in_which_nobody_waited_shows_all_the_time(tmp_path: Path) -> 
     calm, busy = runs["paged"].summary, runs["static"].summary
     assert calm["kv_saturated"]["token_states"] is None
     assert busy["kv_saturated"]["token_states"] is not None
-    row = re.search(r'<tr><th scope="row">tokens</th>(.*?)</tr>', compare_page(runs))
+    row = re.search(r'<tr><th scope="row">token states</th>(.*?)</tr>', compare_page(runs))
     assert row is not None
     shares = re.findall(r"([0-9.]+) %", row[1])
     assert shares == [
         f"{100 * share:.1f}" for share in (calm["kv"]["token_states"], busy["kv_saturated"]["token_states"])
     ]
+
+
+def test_the_page_says_what_was_run_and_what_became_of_it() -> None:
+    one = run(SCENARIO, engine="orca-max", horizon="30ms", **{"workload.num_requests": 1}).summary
+    assert one["num_unfinished"] == 1
+    text = run_page(RunResult(one), draw_missing=False)
+    assert "seed 0, 1 request, 240 slots of KV memory." in text
+    assert "<dt>cut off</dt><dd class='value'>1</dd>" in text
+    assert "60 KV blocks of 4 slots" in run_page(run(SCENARIO), draw_missing=False)
+
+
+def test_a_comparison_speaks_of_the_kinds_of_memory_that_are_in_it(tmp_path: Path) -> None:
+    for engines, has_both in (
+        (("paged", "vllm-v0"), False),
+        (("orca-max", "static"), False),
+        (("paged", "static"), True),
+    ):
+        out = tmp_path / engines[1]
+        compare(SCENARIO, engines, out=out, options=WITH_PAGE)
+        text = (out / "report.html").read_text()
+        assert "12 requests under 2 engines" in text
+        assert ("contiguous memory in whole regions" in text) == has_both
 
 
 def test_the_page_reaches_for_nothing(original: Path) -> None:

@@ -25,6 +25,7 @@
     return differences.map((difference) => (total += difference));
   };
   const number = (value) => value.toLocaleString("en-US");
+  const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
   const percent = (part, whole) => `${((100 * part) / whole).toFixed(1)} %`;
   const make = (tag, className, text) => {
     const element = document.createElement(tag);
@@ -481,7 +482,7 @@
       const [first] = block.logical;
       const from = first * recording.block_size;
       const copied = state.copies.find(([, to]) => to === id);
-      const text = `Block ${id}: ${block.fill} of ${recording.block_size} slots filled, tokens ${from} to ${from + Math.max(block.fill, 1) - 1} of `;
+      const text = `Block ${id}: ${block.fill} of ${recording.block_size} slots filled, ${block.fill > 1 ? `tokens ${from} to ${from + block.fill - 1}` : `token ${from}`} of `;
       const shared = block.owners.length > 1 ? ` Shared: ref count ${block.owners.length}.` : "";
       const names = block.owners.slice(0, 6).map((seq) => recording.label(seq)).join(", ");
       const more = block.owners.length > 6 ? ` and ${block.owners.length - 6} more` : "";
@@ -508,7 +509,7 @@
       const width = Math.max(120, this.root.clientWidth);
       const height = this.player.panes.length > 1 ? 560 : 520;
       let size = 22;
-      while (size > 2 && Math.ceil(this.numCells / Math.floor(width / size)) * size > height) size -= 1;
+      while (size > 1 && Math.ceil(this.numCells / Math.floor(width / size)) * size > height) size -= 1;
       const columns = Math.floor(width / size);
       return { size, columns, rows: Math.ceil(this.numCells / columns), width };
     }
@@ -557,9 +558,13 @@
       const { size } = this.layout;
       const side = size >= 5 ? size - 1 : size;
       paint.fillStyle = colors.free;
-      for (let cell = 0; cell < this.numCells; cell += 1) {
-        const [x, y] = this.corner(cell);
-        paint.fillRect(x, y, side, side);
+      if (side < size) {
+        for (let cell = 0; cell < this.numCells; cell += 1) paint.fillRect(...this.corner(cell), side, side);
+      } else {
+        // Without gaps between them the cells are a rectangle, whose last row may be short.
+        const [x, y] = this.corner(this.numCells);
+        paint.fillRect(0, 0, this.layout.columns * size, y);
+        paint.fillRect(0, y, x, size);
       }
       this.drawIdle(paint, state.idle, side, colors);
       for (const id of state.lost) this.drawUnused(paint, ...this.corner(this.cellOf(id)), side, side, colors);
@@ -850,9 +855,10 @@
     }
 
     describeSampling() {
+      const whole = (steps) => (steps === 1 ? "its only step is a frame" : `each of its ${number(steps)} steps is a frame`);
       const texts = this.panes.map(({ recording }) =>
         recording.every === 1
-          ? `${recording.engine}: each of its ${number(recording.num_steps)} steps is a frame`
+          ? `${recording.engine}: ${whole(recording.num_steps)}`
           : `${recording.engine}: sampled, one frame per ${number(recording.every)} of its ${number(recording.num_steps)} steps`,
       );
       const exact = this.panes.every(({ recording }) => recording.lives);
@@ -952,7 +958,7 @@
     tableOf(recording, state, seq, row) {
       const box = make("div", "table");
       const [, sample, prompt, final] = recording.sequences[seq];
-      box.append(make("p", "", `Request ${this.chosen}, sample ${sample}: ${number(row.tokens)} tokens stored in ${number(row.table.length)} blocks (prompt ${number(prompt)}, ${number(final)} at its end). Logical → physical:`));
+      box.append(make("p", "", `Request ${this.chosen}, sample ${sample}: ${counted(row.tokens, "token")} stored in ${counted(row.table.length, "block")} (prompt ${number(prompt)}, ${number(final)} at its end). Logical → physical:`));
       const blocks = recording.blocks(state);
       const list = make("ol", "chips");
       row.table.slice(0, MAX_CHIPS).forEach((id, logical) => {
