@@ -40,13 +40,13 @@ def list_files(folder: Path) -> str:
     """What lies in a results folder, on a few lines: its files by kind, then the folders in it."""
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    kinds = {"tables": (".csv",), "pictures": (".png", ".svg"), "figures": (".json",), "pages": (".html",)}
+    kinds = {"tables": (".csv",), "pictures": (".png", ".svg"), "figures": (".json",), "pages": (".html", ".md")}
     lines = []
     for kind, suffixes in kinds.items():
         if chosen := [name for name in files if name.endswith(suffixes)]:
             lines.append(f"  {kind:9} {', '.join(chosen)}")
     if folders:
-        lines.append(f"  {'folders':9} {', '.join(folders)} (each with its own tables and pictures)")
+        lines.append(f"  {'folders':9} {', '.join(folders)} (each with its own results)")
     return "\n".join(lines)
 
 

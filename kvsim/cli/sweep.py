@@ -24,7 +24,7 @@ def command(
         Option(
             "--vary",
             metavar="KEY=VALUES",
-            help="Values to try (repeatable): allocator.block_size=8,16,32, or low:high:step, such as 1:10:1.",
+            help="Values to try (repeatable): allocator.block_size=8,16,32, or low:high:step, such as 1:10:1; lists and blocks in brackets.",
         ),
     ] = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
@@ -78,7 +78,8 @@ def command(
         console.say(json.dumps(result.rows, indent=2))
     else:
         _print(aggregate(result.rows, result.keys), result.keys)
-        console.say(f"\n{len(result.rows)} points, {result.num_failed} failed; results in {folder}")
+        num_points = f"{len(result.rows)} point{'s' if len(result.rows) > 1 else ''}"
+        console.say(f"\n{num_points}, {result.num_failed} failed; results in {folder}")
         console.say(_files(folder))
     if result.num_failed:
         raise Exit(EXIT_SOME_FAILED)
@@ -116,6 +117,8 @@ def _print(records: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
         console.say(console.table(rows, [*(key.rsplit(".", 1)[-1] for key in keys), *names]))
     if len(records) > MAX_SHOWN_ROWS:
         console.say(f"... {len(records) - MAX_SHOWN_ROWS} more in sweep_agg.csv")
+    if any(" ± " in cell for row in rows for cell in row):
+        console.say("\n±: half the width of the mean's 95 % interval over the seeds")
 
 
 def _with_interval(record: dict[str, Any], name: str, text_of: Any) -> str:

@@ -17,7 +17,7 @@ from kvsim.scenario.messages import join
 from kvsim.scenario.overrides import plain
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import Sweep
-from kvsim.scenario.yaml_loader import parse_scalar
+from kvsim.scenario.yaml_loader import parse_scalar, parse_value
 from kvsim.types import ScenarioError
 
 MAX_POINTS = 100_000
@@ -167,10 +167,10 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 
 def values_of(given: Any, where: str) -> list[Any]:
     """A list, `a,b,c`, `low:high:step` or a single value as a list; null is a value. Raises ScenarioError."""
-    if isinstance(given, str) and given.count(":") == 2 and "," not in given:
+    if isinstance(given, str) and given.count(":") == 2 and "," not in given and not _is_block(given):
         values = _range(given, where)
     elif isinstance(given, str):
-        values = [parse_scalar(part) if part else part for part in map(str.strip, given.split(","))]
+        values = [_value(part, where) for part in map(str.strip, _parts(given))]
     elif isinstance(given, Iterable) and not isinstance(given, Mapping):
         values = [plain(value) for value in given]
     else:
@@ -178,6 +178,31 @@ def values_of(given: Any, where: str) -> list[Any]:
     if not values or "" in values:
         raise ScenarioError(f"{where}: has an empty value; give values with commas between, or low:high:step")
     return values
+
+
+def _parts(text: str) -> list[str]:
+    """Split at commas, but not at those inside a list or a block, as far as its brackets close."""
+    parts: list[str] = []
+    for piece in text.split(","):
+        if parts and _num_open(parts[-1]) > 0 and _num_open(text) == 0:
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts
+
+
+def _num_open(text: str) -> int:
+    return sum(text.count(bracket) for bracket in "[{") - sum(text.count(bracket) for bracket in "]}")
+
+
+def _is_block(text: str) -> bool:
+    return text.lstrip().startswith(("[", "{"))
+
+
+def _value(part: str, where: str) -> Any:
+    if _is_block(part):
+        return parse_value(part, where)
+    return parse_scalar(part) if part else part
 
 
 def _range(text: str, where: str) -> list[Any]:

@@ -33,6 +33,12 @@ BUSY: dict[str, Any] = {
     "slo": {"ttft": "1s", "tpot": "50ms"},
 }
 SEEDS = (1, 2, 3)
+SHORT = {
+    "scheduler__max_model_len": 64,
+    "workload__num_requests": 25,
+    "workload__arrivals__request_rate": 300,
+    "workload__lengths": {"type": "uniform", "prompt": [3, 30], "output": [2, 20]},
+}
 ONE_STREAM = {"workload__max_concurrency": 1, "workload__arrivals": {"type": "batch"}, "workload__num_requests": 10}
 
 
@@ -62,6 +68,25 @@ def test_paging_is_not_worth_it_where_memory_is_not_scarce(changes: dict[str, An
     answer = is_paging_worth_it(lab(**changes))
     assert not answer.figures["is_worth_it"]
     assert answer.verdict.startswith("no")
+
+
+def test_attainment_is_a_share_of_requests_and_no_rounded_quotient() -> None:
+    """Rates have twelve digits: 19 of 20 requests are 95 %, and runs that all meet the goals are alike."""
+    for duration in (0.238354595, 0.320164, 7.0, 1 / 3, 12345.6789):
+        for met in (19, 20):
+            goodput = float(f"{met / duration:.12g}")
+            run = Run(1, "", {}, 1, {"num_requests": 20, "request_goodput": goodput, "duration": duration})
+            assert run.attainment == met / 20
+            assert run.meets_slo
+
+
+def test_of_block_sizes_that_meet_the_slo_alike_the_fastest_is_the_best() -> None:
+    """Where memory is tight small blocks are, by more than the kernel could make up for."""
+    answer = best_block_size(
+        lab(memory__num_gpu_blocks_override=60, allocator__block_size=4, **SHORT, slo={"ttft": "2s"})
+    )
+    latency = {int(size): value["mean"] for size, value in answer.figures["latency_against_best"].items()}
+    assert min(latency.values()) == latency[answer.figures["recommended"]] == 0
 
 
 def test_two_seeds_that_disagree_are_no_answer() -> None:
@@ -134,8 +159,8 @@ def test_large_blocks_lose_where_memory_is_scarce_and_texts_are_short() -> None:
             workload__arrivals__request_rate=300,
         )
     )
-    assert 128 not in answer.figures["as_good"]
-    assert 16 in answer.figures["as_good"]
+    # 16 is slower by 5.4 ± 1.9 %, and its kernel makes up for 1.5 %.
+    assert answer.figures["as_good"] == [8]
     assert any("refuted" in line or "half right" in line for line in answer.lines)
 
 

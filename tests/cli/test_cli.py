@@ -115,6 +115,27 @@ def test_requests_that_did_not_complete_are_told(here: Path, capsys: pytest.Capt
     assert "cut off" not in capsys.readouterr().out
 
 
+def test_a_sweep_says_what_its_intervals_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["--vary", "workload.lengths={type: fixed, prompt: 9, output: 4},{type: fixed, prompt: 9, output: 9}"]
+    assert main(["sweep", "s.yaml", *vary, "--jobs", "1", "--no-plots", "--seeds", "2", "--out", "a"]) == 0
+    told = capsys.readouterr().out
+    assert "±: half the width of the mean's 95 % interval over the seeds\n" in told
+    assert "4 points, 0 failed" in told
+    assert main(["sweep", "s.yaml", "--vary", "allocator.block_size=8", "--jobs", "1", "--no-plots", "--out", "b"]) == 0
+    told = capsys.readouterr().out
+    assert "±" not in told
+    assert "1 point, 0 failed" in told
+
+
+def test_what_lies_in_a_folder_is_listed(here: Path) -> None:
+    from kvsim.cli.console import list_files
+
+    for name in ("advice.md", "report.html", "runs.csv"):
+        (here / "x" / name).parent.mkdir(exist_ok=True)
+        (here / "x" / name).touch()
+    assert list_files(here / "x") == "  tables    runs.csv\n  pages     advice.md, report.html"
+
+
 def test_commands_of_one_scenario_keep_each_others_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vary = ["--vary", "allocator.block_size=8,16", "--jobs", "1"]
     for command in (["compare", "s.yaml", "--engines", "paged"], ["run", "s.yaml"], ["sweep", "s.yaml", *vary]):

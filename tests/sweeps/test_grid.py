@@ -31,6 +31,15 @@ def base() -> ResolvedScenario:
         ("a=5", ("a", [5])),
         ("a=null,8,~", ("a", [None, 8, None])),
         ("a=5:5:1", ("a", [5])),
+        ("a={type: batch}", ("a", [{"type": "batch"}])),
+        ("a={b: {c: 1}}", ("a", [{"b": {"c": 1}}])),
+        ("a=[0, 10],[10, 20], null", ("a", [[0, 10], [10, 20], None])),
+        (
+            "a={type: fixed, prompt: [3, 4]} , {type: preset}",
+            ("a", [{"type": "fixed", "prompt": [3, 4]}, {"type": "preset"}]),
+        ),
+        ("a=x]{,y", ("a", ["x]{", "y"])),
+        ("a=x[,y", ("a", ["x[", "y"])),
     ],
 )
 def test_values_are_read(text: str, expected: tuple[str, list[object]]) -> None:
@@ -45,6 +54,8 @@ def test_values_are_read(text: str, expected: tuple[str, list[object]]) -> None:
         "=1,2",
         "a=",
         "a=1,,2",
+        "a=[1,2",
+        "a={b: 1},",
         "a=,",
         "a=2:1:1",
         "a=1:2:0",
