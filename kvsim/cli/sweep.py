@@ -24,7 +24,8 @@ def command(
         Option(
             "--vary",
             metavar="KEY=VALUES",
-            help="Values to try (repeatable): allocator.block_size=8,16,32, or low:high:step, such as 1:10:1; lists and blocks in brackets.",
+            help="Values to try (repeatable): allocator.block_size=8,16,32, or low:high:step, such as 1:10:1; "
+            "lists and blocks in brackets.",
         ),
     ] = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
