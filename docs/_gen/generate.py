@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -158,13 +159,19 @@ def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return _plain(field, definitions)
 
 
+_PLURALS = re.compile(r"^(whole number|number|mapping)\b")
+
+
 def _plain(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     kind = field.get("type")
     if field.get("pattern") == ":":
         return "`package.module:name`"
     if kind == "array":
-        items = field.get("items", {})
-        return f"a list of {_values(items, definitions)}" if items else "a list"
+        items = _values(field["items"], definitions)
+        if field.get("maxItems") == 2 == field.get("minItems"):
+            return f"two in a list, each {items}"
+        several = _PLURALS.sub(r"\1s", items.removeprefix("a "))
+        return f"a list of {several}"
     if kind == "object":
         return "a mapping"
     words = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text"}

@@ -148,15 +148,14 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-def _pair(value: Any) -> int | tuple[int, int]:
-    """One length, or both ends of a range."""
-    ends = value if isinstance(value, list | tuple) else [value, value]
+def _length_range(value: Any) -> tuple[int, int]:
+    ends = [_integer(end) for end in (value if isinstance(value, list | tuple) else [value])]
     if len(ends) != 2:
-        raise ValueError("must be one length or two: [low, high]")
-    low, high = (_integer(end) for end in ends)
+        raise ValueError("must be two lengths: [low, high]; a single one needs type: fixed")
+    low, high = ends
     if not 1 <= low <= high <= MAX_TOKENS:
         raise ValueError(f"must be lengths of 1 to {MAX_TOKENS:,} tokens, low before high")
-    return low if not isinstance(value, list | tuple) else (low, high)
+    return low, high
 
 
 def _window(value: Any) -> tuple[float, float]:
@@ -166,6 +165,11 @@ def _window(value: Any) -> tuple[float, float]:
     if not 0 <= begin < end:
         raise ValueError("must begin at 0 or later and end after it begins")
     return begin, end
+
+
+def _two(items: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema of a pair."""
+    return {"type": "array", "items": items, "minItems": 2, "maxItems": 2}
 
 
 Bool: TypeAlias = Annotated[bool, BeforeValidator(_boolean)]
@@ -202,9 +206,13 @@ PositiveSize: TypeAlias = Annotated[
 ]
 TimeNs: TypeAlias = Annotated[int, BeforeValidator(_ns), PlainSerializer(format_ns), _NS_SCHEMA]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), _SECONDS_SCHEMA]
-Pair: TypeAlias = Annotated[
-    int | tuple[int, int],
-    BeforeValidator(_pair),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}, "minItems": 2}]}),
+LengthRange: TypeAlias = Annotated[
+    tuple[int, int],
+    BeforeValidator(_length_range),
+    WithJsonSchema(_two({"type": "integer", "minimum": 1, "maximum": MAX_TOKENS})),
 ]
-Window: TypeAlias = Annotated[tuple[float, float], BeforeValidator(_window)]
+Window: TypeAlias = Annotated[
+    tuple[float, float],
+    BeforeValidator(_window),
+    WithJsonSchema(_two({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]})),
+]

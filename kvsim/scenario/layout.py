@@ -110,7 +110,10 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "ex
 
 
 def _loosen(node: Any) -> None:
-    """A block may leave out its `type` (the engine or a default gives it), so that several variants may match."""
+    """A block may leave out its `type` (the engine or a default gives it), so that several variants may match.
+
+    Not one of the user's own: it may have any keys, and without its `type` everything would be one.
+    """
     if isinstance(node, dict):
         if "oneOf" in node:
             node["anyOf"] = node.pop("oneOf")
@@ -119,7 +122,8 @@ def _loosen(node: Any) -> None:
             if isinstance(node.get(ours), int | float):
                 node[theirs] = node.pop(ours)
         required = node.get("required")
-        if isinstance(required, list) and "type" in required and "properties" in node:
+        is_own = node.get("additionalProperties") is True
+        if isinstance(required, list) and "type" in required and "properties" in node and not is_own:
             required.remove("type")
             if not required:
                 del node["required"]

@@ -49,7 +49,8 @@ def _choice_or_path(*choices: str) -> Any:
         named = f"one of {', '.join(choices)}, or " if choices else ""
         raise ValueError(f"must be {named}package.module:name{did_you_mean(value, choices)}")
 
-    schema = {"anyOf": [{"enum": list(choices)}, {"type": "string", "pattern": ":"}]}
+    path: dict[str, Any] = {"type": "string", "pattern": ":"}
+    schema = {"anyOf": [{"enum": list(choices)}, path]} if choices else path
     return Annotated[str, BeforeValidator(check), WithJsonSchema(schema)]
 
 

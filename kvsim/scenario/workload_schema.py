@@ -13,8 +13,8 @@ from kvsim.scenario.fields import (
     Custom,
     Int,
     IntKey,
+    LengthRange,
     Number,
-    Pair,
     Positive,
     Rate,
     Seconds,
@@ -83,26 +83,27 @@ class FixedLengths(_Lengths):
     """Every request alike."""
 
     type: Literal["fixed"]
-    prompt: Pair
+    prompt: Count
     """Prompt tokens."""
-    output: Pair
+    output: Count
     """Output tokens."""
 
-    @model_validator(mode="after")
-    def _one_value(self) -> Self:
+    @model_validator(mode="before")
+    @classmethod
+    def _one_value(cls, values: Any) -> Any:
         for name in ("prompt", "output"):
-            if not isinstance(getattr(self, name), int):
+            if isinstance(values, dict) and isinstance(values.get(name), list | tuple):
                 raise ValueError(f"{name} of fixed lengths is one number; a range [low, high] needs type: uniform")
-        return self
+        return values
 
 
 class UniformLengths(_Lengths):
     """Lengths drawn evenly from a range, both ends included."""
 
     type: Literal["uniform"]
-    prompt: Pair
+    prompt: LengthRange
     """[low, high] prompt tokens."""
-    output: Pair
+    output: LengthRange
     """[low, high] output tokens."""
 
 

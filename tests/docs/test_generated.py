@@ -39,3 +39,13 @@ def test_every_key_has_a_row(generator: ModuleType) -> None:
     definitions = Scenario.model_json_schema()["$defs"]
     keys = {key for block in definitions.values() for key in block["properties"]} - {"type"}
     assert all(f"| `{key}` |" in page for key in keys)
+
+
+def test_every_key_says_what_it_takes(generator: ModuleType) -> None:
+    """A value's description is never empty, and a pair is not called a list of any length."""
+    rows = [line.split(" | ") for line in generator.scenario_page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    assert [row for row in rows if not row[1].strip() or row[1].startswith((" ", "or ")) or row[1] == "a list"] == []
+    taken = {row[0]: row[1] for row in rows}
+    assert taken["| `gate`"] == "`package.module:name`"
+    assert taken["| `window`"].startswith("two in a list")
