@@ -151,7 +151,10 @@ class KVAllocator(Protocol):
         ...
 
     def register(self, seq_id: SeqId, num_tokens: int) -> None:
-        """Make the full blocks of the first `num_tokens` tokens findable (a no-op without prefix caching)."""
+        """Make the full blocks of the first `num_tokens` tokens findable (a no-op without prefix caching).
+
+        A block whose text another one holds already becomes findable too: the other may be evicted first.
+        """
         ...
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:

@@ -31,35 +31,35 @@ class BlockManagerAdapter:
 
     def take(self, seq_id: SeqId, num_tokens: int) -> None:
         """Give a new sequence the blocks of `num_tokens` tokens."""
-        raise NotImplementedError
+        raise NotImplementedError("no take")
 
     def grow(self, seq_id: SeqId, num_tokens: int) -> Iterable[tuple[BlockId, BlockId]] | None:
         """The sequence now has `num_tokens` tokens in all, one more than before; returns copies as (src, dst)."""
-        raise NotImplementedError
+        raise NotImplementedError("no grow")
 
     def drop(self, seq_id: SeqId) -> None:
         """Free the sequence."""
-        raise NotImplementedError
+        raise NotImplementedError("no drop")
 
     def table(self, seq_id: SeqId) -> Sequence[BlockId]:
         """The sequence's block ids."""
-        raise NotImplementedError
+        raise NotImplementedError("no table")
 
     def num_free(self) -> int:
         """Free GPU blocks."""
-        raise NotImplementedError
+        raise NotImplementedError("no num_free")
 
     def share(self, parent_id: SeqId, child_id: SeqId) -> None:
         """Fork."""
-        raise NotImplementedError
+        raise NotImplementedError("no share")
 
     def to_host(self, seq_ids: Sequence[SeqId]) -> Iterable[tuple[BlockId, BlockId]] | None:
         """Swap out; returns (GPU block, host block) pairs, or None if the host has no room."""
-        raise NotImplementedError
+        raise NotImplementedError("no to_host")
 
     def to_gpu(self, seq_ids: Sequence[SeqId]) -> Iterable[tuple[BlockId, BlockId]] | None:
         """Swap in; returns (host block, GPU block) pairs, or None if there is no room."""
-        raise NotImplementedError
+        raise NotImplementedError("no to_gpu")
 
     @property
     def num_free_blocks(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from kvsim.memory.interface import NO_MATCH, BlockCopy, KVAllocator, PrefixMatch, Transfer
 from kvsim.memory.prefix_cache import PrefixKeys
@@ -39,6 +39,10 @@ class Features:
     prefix_cache: bool | None = None
     eviction: Eviction = "tail_first"
     exact_blocks: bool = True
+
+    def __post_init__(self) -> None:
+        if self.eviction not in get_args(Eviction):
+            raise ValueError(f"eviction is {self.eviction!r}; it is one of {', '.join(get_args(Eviction))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +207,12 @@ class Harness:
         if self.features.exact_blocks and needed > self.model.num_free:
             self._refuse(command, OutOfBlocks)
             return False
+        before = None if self.features.exact_blocks else self._snapshot()
         try:
             command()
         except OutOfBlocks as error:
-            if not self.features.exact_blocks:
+            if before is not None:
+                _require(7, self._snapshot() == before, "a refused command changed something")
                 return False
             raise LawViolation(
                 f"law 4: {needed} blocks are needed and {self.model.num_free} are free, but: {error}"
@@ -219,6 +225,13 @@ class Harness:
             command()
         except error:
             _require(7, self._snapshot() == before, "a refused command changed something")
+        except LawViolation:
+            raise
+        except Exception as other:
+            raise LawViolation(
+                f"law 7: a command that cannot be done was not refused with {error.__name__}, it raised "
+                f"{type(other).__name__}: {other}"
+            ) from other
         else:
             raise LawViolation(f"law 7: a command that cannot be done was not refused with {error.__name__}")
 
@@ -342,7 +355,13 @@ class Harness:
     ) -> bool:
         before = self._snapshot()
         cells = self.model.distinct(seq_ids)
-        transfer = command(list(seq_ids))
+        try:
+            transfer = command(list(seq_ids))
+        except OutOfBlocks as error:
+            raise LawViolation(
+                f"law 7: a swap of {len(cells)} blocks into {room} raised OutOfBlocks: {error}; a swap that does not "
+                "fit returns None"
+            ) from error
         if len(cells) > room:
             _require(7, transfer is None, f"a swap of {len(cells)} blocks into {room} was not refused")
             _require(7, self._snapshot() == before, "a refused swap changed something")

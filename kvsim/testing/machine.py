@@ -138,10 +138,14 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.harness.swap_out(self.harness.sharers(seq_id) if with_sharers else [seq_id])
 
     @precondition(lambda self: self.harness.has_swap and self.harness.swapped())
-    @rule(pick=picks, with_sharers=st.booleans())
-    def swap_in(self, pick: int, with_sharers: bool) -> None:
+    @rule(pick=picks, with_sharers=st.booleans(), registers=st.booleans())
+    def swap_in(self, pick: int, with_sharers: bool, registers: bool) -> None:
+        """They come back into new blocks, which the prefix cache does not know before it is told."""
         seq_id = self._pick(self.harness.swapped(), pick)
-        self.harness.swap_in(self.harness.sharers(seq_id) if with_sharers else [seq_id])
+        returned = self.harness.sharers(seq_id) if with_sharers else [seq_id]
+        if self.harness.swap_in(returned) and registers:
+            for returned_id in returned:
+                self.harness.register(returned_id)
 
     def teardown(self) -> None:
         type(self).num_steps += self.harness.num_checks
@@ -182,5 +186,10 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 def machine_for(factory: Factory, features: Features = Features()) -> type[AllocatorMachine]:  # noqa: B008
     """An `AllocatorMachine` class over allocators made by `factory`, with counters of its own."""
+    if not callable(factory):
+        raise TypeError(
+            f"the factory is {factory!r}; every history begins with a fresh allocator, so give a class or a function "
+            "that takes nothing and returns one"
+        )
     namespace: dict[str, Any] = {"factory": staticmethod(factory), "features": features}
     return type("AllocatorMachineUnderTest", (AllocatorMachine,), namespace | {"num_examples": 0, "num_steps": 0})

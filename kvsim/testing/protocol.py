@@ -62,16 +62,21 @@ METHODS = {
     "num_tokens": _COUNT,
     "num_slots": _COUNT,
     "block_table": _Wanted("a sequence of block ids", _are_ids),
-    "usage": _Wanted("a Usage of whole numbers", lambda value: isinstance(value, Usage) and all(map(_is_count, value))),
+    "usage": _Wanted("a Usage", lambda value: isinstance(value, Usage)),
     "audit": None,
 }
 """What each method returns; None: what it returns is not read."""
+
+UNCLAIMED = {"fork": "fork", "swap_out": "swap", "swap_in": "swap", "match_prefix": "prefix_cache"}
+"""Methods of which nothing is asked if the feature is not claimed."""
 
 
 class Typed:
     """An allocator seen through the protocol; everything raises LawViolation that it does not allow."""
 
     def __init__(self, allocator: Any) -> None:
+        if isinstance(allocator, type):
+            raise LawViolation(f"protocol: the factory returned the class {allocator.__name__}, not an allocator")
         self._allocator = allocator
         self._name = type(allocator).__name__
 
@@ -89,7 +94,10 @@ class Typed:
             raise LawViolation(
                 f"protocol: {self._name} has no {name}; kvsim.memory.KVAllocator says what an allocator offers"
             )
-        return getattr(self._allocator, name)
+        try:
+            return getattr(self._allocator, name)
+        except NotImplementedError as error:
+            raise self._missing(name, error) from error
 
     def _method(self, name: str) -> Callable[..., Any]:
         method, wanted = self._given(name), METHODS[name]
@@ -105,11 +113,24 @@ class Typed:
                         f"protocol: {self._name}.{name} takes {problem}; it must take {_parameters(name)}"
                     ) from None
                 raise
+            except NotImplementedError as error:
+                raise self._missing(name, error) from error
             return value if wanted is None else self._checked(name, "returned", value, wanted)
 
         return call
 
+    def _missing(self, name: str, error: NotImplementedError) -> LawViolation:
+        why = f": {error}" if str(error) else ""
+        cure = f"; leave it out with {UNCLAIMED[name]}=False" if name in UNCLAIMED else ""
+        return LawViolation(f"protocol: {self._name}.{name} is not implemented{why}{cure}")
+
     def _checked(self, name: str, verb: str, value: Any, wanted: _Wanted) -> Any:
+        if isinstance(value, Usage):
+            for field, number in value._asdict().items():
+                if not _is_count(number):
+                    raise LawViolation(
+                        f"protocol: {self._name}.{name} {verb} {field}={_shown(number)}; it must be {_COUNT.what}"
+                    )
         if not wanted.holds(value):
             raise LawViolation(f"protocol: {self._name}.{name} {verb} {_shown(value)}; it must be {wanted.what}")
         return value

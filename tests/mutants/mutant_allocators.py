@@ -586,3 +586,15 @@ class QueriesTouch(Unaudited):
                 self.pool.free.remove(block_id)
                 self.pool.free.extend([block_id])
         return match
+
+
+@mutant
+class ReturnsUnfindable(Unaudited):
+    """What was findable before a swap-out is taken for findable after the swap-in, in blocks that nobody registered."""
+
+    def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
+        transfer = super().swap_in(seq_ids)
+        for seq_id in seq_ids if transfer is not None else ():
+            table = self._tables[seq_id]
+            table.num_registered = max(table.num_registered, table.num_tokens // self.block_size - 1)
+        return transfer

@@ -14,7 +14,7 @@ from kvsim.memory import BlockCopy, BlockMove, PagedAllocator
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.testing import DictModel, Features, Harness, LawViolation, ShadowMemory, check_allocator, machine_for
 from kvsim.testing.adapter import BlockManagerAdapter
-from kvsim.types import AllocatorError, BlockId, SeqId
+from kvsim.types import AllocatorError, BlockId, OutOfBlocks, SeqId
 
 POLICIES = {"fifo": "lru", "lru": "lru", "lifo": "tail_first", "exclusive_first": "tail_first"}
 """Free-list order -> the eviction order that it promises."""
@@ -187,6 +187,10 @@ class Odd(PagedAllocator):
         super().__init__(8, 4, num_host_blocks=4, enable_prefix_caching=True)
 
 
+def unimplemented(*args: Any, **keywords: Any) -> Any:
+    raise NotImplementedError
+
+
 ODD = [
     ("append_slots", lambda *args: None, "append_slots returned None; it must be a tuple of BlockCopy"),
     ("append_slots", lambda *args: [1], r"append_slots returned \[1\]; it must be a tuple of BlockCopy"),
@@ -200,7 +204,16 @@ ODD = [
     ("usage", lambda *args: {}, r"usage returned {}; it must be a Usage"),
     ("swap_out", lambda *args: False, "swap_out returned False; it must be a tuple of BlockMove, or None"),
     ("num_free_blocks", lambda *args: 3, "num_free_blocks is <bound method.*; it must be a whole number"),
+    (
+        "usage",
+        lambda self: PagedAllocator.usage(self)._replace(num_used=-2),
+        "usage returned num_used=-2; it must be a whole number of at least 0",
+    ),
     ("free", None, "Odd.free is None; it is a method"),
+    ("fork", unimplemented, "Odd.fork is not implemented; leave it out with fork=False"),
+    ("swap_out", unimplemented, "Odd.swap_out is not implemented; leave it out with swap=False"),
+    ("free", unimplemented, "Odd.free is not implemented\n"),
+    ("num_free_blocks", property(unimplemented), "Odd.num_free_blocks is not implemented\n"),
     (
         "allocate",
         lambda self, seq_id, num_tokens: None,
@@ -214,6 +227,71 @@ def test_what_breaks_the_protocol_is_named(name: str, method: Any, expected: str
     odd = type("Odd", (Odd,), {name: method})
     with pytest.raises(LawViolation, match=f"protocol: .*{expected}"):
         check_allocator(odd, max_examples=20, shrink=False)
+
+
+def raising(error: Exception, method: Any) -> Any:
+    """The method, with this exception wherever it refuses."""
+
+    def wrapped(*args: Any, **keywords: Any) -> Any:
+        try:
+            value = method(*args, **keywords)
+        except AllocatorError as refused:
+            raise error from refused
+        if value is None and method.__name__.startswith("swap"):
+            raise error
+        return value
+
+    return wrapped
+
+
+REFUSALS = [
+    ("free", KeyError("s1"), "not refused with AllocatorError, it raised KeyError: 's1'"),
+    ("allocate", MemoryError("full"), "not refused with OutOfBlocks, it raised MemoryError: full"),
+    ("swap_out", OutOfBlocks(3, 1), "a swap of . blocks .* raised OutOfBlocks: .* does not fit returns None"),
+    ("swap_in", OutOfBlocks(3, 1), "a swap of . blocks .* raised OutOfBlocks: .* does not fit returns None"),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "expected"), REFUSALS)
+def test_a_refusal_in_other_words_is_named(name: str, error: Exception, expected: str) -> None:
+    odd = type("Odd", (Odd,), {name: raising(error, getattr(PagedAllocator, name))})
+    with pytest.raises(LawViolation, match=f"law 7: .*{expected}"):
+        check_allocator(odd, max_examples=100, shrink=False)
+
+
+def test_a_refused_region_is_not_taken_either() -> None:
+    """Without exact blocks the model cannot tell who is refused, yet a refusal changes nothing."""
+
+    class Grabs(ContiguousAllocator):
+        def __init__(self) -> None:
+            super().__init__(60, placement="first_fit")
+
+        def allocate(self, *args: Any, **keywords: Any) -> None:
+            try:
+                super().allocate(*args, **keywords)
+            except OutOfBlocks:
+                if self.num_free_blocks:
+                    super().allocate(object(), 1)
+                raise
+
+    with pytest.raises(LawViolation, match="law 7: a refused command changed something"):
+        check_allocator(Grabs, fork=False, exact_blocks=False, max_examples=20, shrink=False)
+
+
+def test_an_adapter_without_forks_says_how_to_leave_them_out(repo_root: Path) -> None:
+    _, manager, adapter = doc_examples(repo_root)
+    code = (manager + adapter).replace("fork=False, ", "")
+    with pytest.raises(LawViolation, match=r"Adapted\.fork is not implemented: no share; leave it out with fork=False"):
+        exec(code, {"__name__": "example"})
+
+
+def test_what_the_kit_is_given_is_checked() -> None:
+    with pytest.raises(TypeError, match=r"the factory is <.*Odd .*; every history begins with a fresh allocator"):
+        check_allocator(Odd())  # type: ignore[arg-type]
+    with pytest.raises(LawViolation, match="protocol: the factory returned the class Odd, not an allocator"):
+        check_allocator(lambda: Odd, max_examples=2, shrink=False)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="eviction is 'LRU'; it is one of lru, tail_first, any"):
+        check_allocator(Odd, eviction="LRU")  # type: ignore[arg-type]
 
 
 def test_a_method_that_is_missing_is_named() -> None:
