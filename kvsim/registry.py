@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvsim.scenario.fields import Custom, is_import_path
-from kvsim.scenario.own_code import CheckedCost, CheckedScheduler, CheckedSource, checked_policy
+from kvsim.scenario.own_code import CheckedCost, CheckedScheduler, CheckedSource, checked_allocator, checked_policy
 from kvsim.scenario.pool import Pool as Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
@@ -89,7 +89,7 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
             pool.num_slots, placement=config.placement, compaction=config.compaction, journal=journal
         )
     given = {"num_blocks": pool.num_blocks, "block_size": pool.block_size, "num_host_blocks": pool.num_host_blocks}
-    return cast("KVAllocator", _make_custom("allocator", config, (), given))
+    return cast("KVAllocator", checked_allocator(_make_custom("allocator", config, (), given), config.type))
 
 
 def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, detail: bool = False) -> Scheduler:
@@ -289,7 +289,7 @@ def _make_custom(key: str, config: Custom, args: tuple[Any, ...], given: Mapping
     offered = {name: value for name, value in given.items() if accepted is None or name in accepted}
     if accepted is not None and (unknown := [name for name in config.keywords if name not in accepted]):
         raise ScenarioError(
-            f"{key}: {config.type} does not take {unknown[0]!r}; it takes {', '.join(sorted(accepted))}"
+            f"{key}: {config.type} does not take {unknown[0]!r}; it takes {', '.join(sorted(accepted)) or 'nothing'}"
         )
     try:
         return make(*args, **(offered | config.keywords))

@@ -19,7 +19,7 @@ from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.words import natural, shorten
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import KvsimError, LawViolation, Ns, Progress, ScenarioError
+from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -100,12 +100,13 @@ def _blaming_custom_code(resolved: ResolvedScenario) -> Iterator[None]:
     """What goes wrong in a run that uses code of the user's is told as such, with the names of that code."""
     try:
         yield
-    except (KvsimError, LawViolation):
-        raise
     except Exception as error:
-        names = ", ".join(dict.fromkeys(_import_paths(resolved.scenario.model_dump())))
+        is_told = isinstance(error, KvsimError) and not isinstance(error, AllocatorError)
+        names = "" if is_told else ", ".join(dict.fromkeys(_import_paths(resolved.scenario.model_dump())))
         if not names:
             raise
+        if isinstance(error, LawViolation):
+            raise LawViolation(f"{error} ({names}: the run uses this code)") from error
         raise ScenarioError(
             f"{names}: the run failed in or on this code: {type(error).__name__}: {error}; "
             "see docs/extend.md for what each part must offer (KVSIM_TRACEBACK=1 shows where)"

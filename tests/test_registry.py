@@ -10,10 +10,10 @@ import pytest
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.paged import PagedAllocator
 from kvsim.registry import build
-from kvsim.runs import resolve, run, tell_life
+from kvsim.runs import Options, resolve, run, tell_life
 from kvsim.scenario.resolve import scenario_from_text
 from kvsim.scenario.schema import ENGINES
-from kvsim.types import ScenarioError
+from kvsim.types import LawViolation, ScenarioError
 
 SMALL = """\
 memory: {num_gpu_blocks_override: 100, num_cpu_blocks_override: 10}
@@ -147,8 +147,42 @@ def test_code_of_the_users_that_fails_is_named(tmp_path, monkeypatch):
         tell_life(resolve(base | {"cost": {"type": "broken_parts:Lost"}}, {}), "a")
 
 
+def test_a_law_that_an_own_allocator_breaks_is_told_with_its_name(tmp_path, monkeypatch):
+    code = "from kvsim.memory import PagedAllocator\n\nclass Mine(PagedAllocator):\n"
+    code += "    def free(self, seq_id): self._tables.pop(seq_id)\n"
+    (tmp_path / "lawless_parts.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scenario = {
+        "allocator": {"type": "lawless_parts:Mine", "block_size": 4},
+        "memory": {"num_gpu_blocks_override": 12},
+        "workload": {"requests": [{"prompt_tokens": 4, "output_tokens": length} for length in (2, 5)]},
+    }
+    with pytest.raises(LawViolation, match=r"^law 4: .* \(lawless_parts:Mine: the run uses this code\)$"):
+        run(scenario, options=Options(plots=False, check=True))
+
+
 BROKEN = """\
+from kvsim.memory import PagedAllocator
+from kvsim.request import Request, Sampling
 from kvsim.scheduling.paged import PagedScheduler
+from kvsim.tokens import TokenStream
+from kvsim.types import AllocStatus
+
+
+def a_request(prompt=5, output=3, most=9, n=1, lens=()):
+    return Request("a", 0, TokenStream.from_segment(1, prompt), output, most, Sampling(n), lens)
+
+
+class Allocator(PagedAllocator):
+    def __init__(self, num_blocks, block_size):
+        super().__init__(num_blocks, block_size)
+
+    def {name}(self, *args, **keywords):
+        return None
+
+    def can_allocate(self, *args, **keywords):
+        answer = super().can_allocate(*args, **keywords)
+        return answer if answer is AllocStatus.OK else {refused}
 
 
 class Scheduler(PagedScheduler):
@@ -177,7 +211,7 @@ number = 7
 
 def broken_run(folder: Path, patch: pytest.MonkeyPatch, values: dict[str, Any], **code: str) -> None:
     name = f"broken_{folder.name.encode().hex()}"
-    code = {"name": "schedule", "next_ns": "0", "due": "[]"} | code
+    code = {"name": "schedule", "next_ns": "0", "due": "[]", "refused": "AllocStatus.LATER"} | code
     text = BROKEN
     for mark, value in code.items():
         text = text.replace(f"{{{mark}}}", value)
@@ -192,6 +226,7 @@ def broken_run(folder: Path, patch: pytest.MonkeyPatch, values: dict[str, Any], 
             "lengths": {"type": "fixed", "prompt": 30, "output": 40},
         },
     }
+    scenario["engine"] = values.pop("engine", "paged")
     for key, value in values.items():
         block, _, last = key.partition(".")
         if last == "type":
@@ -217,12 +252,38 @@ def broken_run(folder: Path, patch: pytest.MonkeyPatch, values: dict[str, Any], 
         ({"workload": "Source"}, {"due": "[1]"}, r"take_due returned \[1\]; must be a list of kvsim.request.Request"),
         ({"workload": "Source"}, {}, r"take_due returned \[\]; must be the requests of 0 ns that next_ns named"),
         ({"cost": "Nothing"}, {}, "cost: .*:Nothing: has no step_ns; see docs/extend.md"),
+        ({"workload": "Source"}, {"due": "[a_request(prompt=0)]"}, "request 'a': its prompt has no tokens"),
+        ({"workload": "Source"}, {"due": "[a_request(output=0)]"}, "request 'a': an output has 0 tokens; must have"),
+        (
+            {"workload": "Source"},
+            {"due": "[a_request(most=2)]"},
+            "max_output_len is 2; must be at least its output's 3",
+        ),
+        (
+            {"workload": "Source"},
+            {"due": "[a_request(n=0)]"},
+            "sampling has n 0 and beam_width 0; n must be at least 1",
+        ),
+        ({"workload": "Source"}, {"due": "[a_request(n=2, lens=(1,))]"}, "sample_lens has 1 lengths; must be one for"),
+        (
+            {"allocator": "Nothing"},
+            {},
+            "allocator: .*:Nothing: has no block_size, num_blocks.*, usage; see docs/extend",
+        ),
+        ({"allocator": "Allocator"}, {"refused": "False"}, "can_allocate returned False; must be a kvsim.types.AllocS"),
+        ({"allocator": "Allocator"}, {"name": "append_slots"}, "append_slots returned None; must be a tuple of BlockC"),
+        ({"allocator": "Allocator"}, {"refused": "AllocStatus.OK"}, "Allocator: the run failed in .*OutOfBlocks: need"),
+        (
+            {"allocator": "Allocator", "engine": "static"},
+            {},
+            "static scheduler works on a ContiguousAllocator or a sub",
+        ),
     ],
 )
 def test_own_code_that_breaks_its_word_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], code: dict[str, str], expected: str
 ) -> None:
-    blocks = {"workload", "cost"}
+    blocks = {"workload", "cost", "allocator"}
     named = {f"{key}.type" if key in blocks else key: value for key, value in values.items()}
     with pytest.raises(ScenarioError, match=expected):
         broken_run(tmp_path, monkeypatch, named, **code)

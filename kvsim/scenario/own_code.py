@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
+from kvsim.memory.interface import PrefixMatch
 from kvsim.request import Group, Request
 from kvsim.scenario.fields import LONGEST_NS
 from kvsim.scenario.words import shorten
 from kvsim.scheduling.plan import Rejection, StepOutcome, StepPlan, StepShape
-from kvsim.types import Ns, ScenarioError
+from kvsim.types import AllocStatus, Ns, ScenarioError
 
 
 def checked_policy(policy: Any, path: str, name: str) -> Callable[..., Any]:
@@ -39,6 +41,50 @@ def _wrong_answer(name: str, args: tuple[Any, ...], value: Any) -> str:
         return "a key to sort by, such as a tuple" if value is None else ""
     # Who forgets to return anything says None.
     return "True or False" if value is None else ""
+
+
+_ALLOCATOR_OFFERS = (
+    *("block_size", "num_blocks", "num_free_blocks", "can_allocate", "allocate", "append_slots", "free"),
+    *("has_table", "num_tokens", "num_slots", "block_table", "usage"),
+)
+"""What every run needs; without forks, swaps and a prefix cache nobody asks for their methods."""
+_ALLOCATOR_ANSWERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "can_allocate": (lambda value: isinstance(value, AllocStatus), "a kvsim.types.AllocStatus: OK, LATER or NEVER"),
+    "match_prefix": (lambda value: isinstance(value, PrefixMatch), "a kvsim.memory.PrefixMatch, NO_MATCH for none"),
+    "append_slots": (lambda value: isinstance(value, tuple | list), "a tuple of BlockCopy, () where none is copied"),
+    "swap_out": (lambda value: value is None or isinstance(value, tuple | list), "a tuple of BlockMove, or None"),
+    "swap_in": (lambda value: value is None or isinstance(value, tuple | list), "a tuple of BlockMove, or None"),
+}
+
+
+def checked_allocator(allocator: Any, path: str) -> Any:
+    """The allocator itself, whose answers raise ScenarioError where no engine could use them.
+
+    Engines look at the class of an allocator and call some of its methods often, so it is not wrapped.
+    """
+    if missing := [name for name in _ALLOCATOR_OFFERS if not hasattr(allocator, name)]:
+        raise ScenarioError(
+            f"allocator: {path}: has no {', '.join(missing)}; see docs/extend.md for what it must offer"
+        )
+    for name, (is_right, wanted) in _ALLOCATOR_ANSWERS.items():
+        method = getattr(allocator, name, None)
+        with suppress(AttributeError):  # A class with slots is taken at its word.
+            if callable(method):
+                setattr(allocator, name, _answering(method, is_right, f"allocator: {path}: {name}", wanted))
+    return allocator
+
+
+def _answering(
+    method: Callable[..., Any], is_right: Callable[[Any], bool], culprit: str, wanted: str
+) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def ask(*args: Any, **keywords: Any) -> Any:
+        value = method(*args, **keywords)
+        if not is_right(value):
+            raise ScenarioError(f"{culprit} returned {shorten(value)}; must be {wanted}")
+        return value
+
+    return ask
 
 
 class _Checked:
@@ -102,9 +148,29 @@ class CheckedSource(_Checked):
         value = self._part.take_due(now)
         are_requests = isinstance(value, list | tuple) and all(isinstance(request, Request) for request in value)
         self._checked("take_due", value, are_requests, "a list of kvsim.request.Request")
+        for request in value:
+            if problem := _wrong_request(request):
+                raise ScenarioError(f"{self.KEY}: {self._path}: request {shorten(request.request_id)}: {problem}")
         if not value and (due := self.next_ns()) is not None and due <= now:
             self._checked("take_due", value, False, f"the requests of {due} ns that next_ns named: it is {now} ns now")
         return list(value)
+
+
+def _wrong_request(request: Request) -> str:
+    """Why no engine can serve it; empty if one can."""
+    outputs = request.sample_lens or (request.output_len,)
+    num_samples, width = request.sampling.n, request.sampling.beam_width
+    if request.prompt_len < 1:
+        return "its prompt has no tokens; must have at least 1"
+    if num_samples < 1 or width < 0:
+        return f"sampling has n {num_samples} and beam_width {width}; n must be at least 1, beam_width at least 0"
+    if request.sample_lens and len(request.sample_lens) != num_samples:
+        return f"sample_lens has {len(request.sample_lens)} lengths; must be one for each of n = {num_samples} samples"
+    if min(outputs) < 1:
+        return f"an output has {min(outputs)} tokens; must have at least 1"
+    if max(outputs) > request.max_output_len:
+        return f"max_output_len is {request.max_output_len}; must be at least its output's {max(outputs)}"
+    return ""
 
 
 class CheckedScheduler(_Checked):

@@ -84,6 +84,11 @@ class StaticScheduler:
         max_model_len: int | None = None,
         detail: bool = False,
     ) -> None:
+        if not isinstance(allocator, ContiguousAllocator):
+            raise ScenarioError(
+                f"the static scheduler works on a ContiguousAllocator or a subclass of it, not on "
+                f"{type(allocator).__name__}"
+            )
         if max_num_seqs < 1:
             raise ScenarioError(f"max_num_seqs is {max_num_seqs}; it must be at least 1")
         if max_num_batched_tokens is not None and max_num_batched_tokens < max_num_seqs:

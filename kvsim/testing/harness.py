@@ -6,6 +6,7 @@ Everything is seen from outside, through the `KVAllocator` protocol: what a comm
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -428,6 +429,12 @@ class Harness:
             }
             _require(4, self._typed.num_free_blocks == self.model.num_free, f"{self._typed.num_free_blocks} "
                      f"blocks are said to be free; {self.model.num_free} are")  # fmt: skip
+        else:
+            entries = Counter(block_id for seq_id in self.running() for block_id in self._table(seq_id))
+            expected |= {
+                "num_shared": sum(1 for number in entries.values() if number > 1),
+                "num_logical": entries.total(),
+            }
         for name, value in expected.items():
             counted = getattr(usage, name)
             _require(4, counted == value, f"usage().{name} is {counted}; it should be {value}")

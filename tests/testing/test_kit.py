@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvsim.memory import BlockCopy, BlockMove, PagedAllocator
+from kvsim.memory import BlockCopy, BlockMove, PagedAllocator, Usage
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.testing import DictModel, Features, Harness, LawViolation, ShadowMemory, check_allocator, machine_for
 from kvsim.testing.adapter import BlockManagerAdapter
@@ -256,7 +256,7 @@ REFUSALS = [
 def test_a_refusal_in_other_words_is_named(name: str, error: Exception, expected: str) -> None:
     odd = type("Odd", (Odd,), {name: raising(error, getattr(PagedAllocator, name))})
     with pytest.raises(LawViolation, match=f"law 7: .*{expected}"):
-        check_allocator(odd, max_examples=100, shrink=False)
+        check_allocator(odd, max_examples=500, shrink=False)
 
 
 def test_a_refused_region_is_not_taken_either() -> None:
@@ -276,6 +276,22 @@ def test_a_refused_region_is_not_taken_either() -> None:
 
     with pytest.raises(LawViolation, match="law 7: a refused command changed something"):
         check_allocator(Grabs, fork=False, exact_blocks=False, max_examples=20, shrink=False)
+
+
+@pytest.mark.parametrize("field", ["num_logical", "num_shared"])
+def test_what_regions_say_of_their_tables_is_compared_with_them(field: str) -> None:
+    """The ledger of a run counts with both."""
+
+    class Silent(ContiguousAllocator):
+        def __init__(self) -> None:
+            super().__init__(60, placement="first_fit")
+
+        def usage(self) -> Usage:
+            usage = super().usage()
+            return usage._replace(num_logical=0) if field == "num_logical" else usage._replace(num_shared=1)
+
+    with pytest.raises(LawViolation, match=rf"law 4: usage\(\)\.{field} is .; it should be"):
+        check_allocator(Silent, fork=False, exact_blocks=False, max_examples=5, shrink=False)
 
 
 def test_an_adapter_without_forks_says_how_to_leave_them_out(repo_root: Path) -> None:
