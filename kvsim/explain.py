@@ -204,7 +204,8 @@ class LifeStory:
         if plan.waits_for_memory:
             return "blocks"
         max_num_seqs = getattr(self.scheduler, "max_num_seqs", None)
-        if max_num_seqs is not None and max(plan.num_running, plan.num_sequences) >= max_num_seqs:
+        seats = max(plan.num_running, plan.num_sequences, getattr(self.scheduler, "num_seats", 0))
+        if max_num_seqs is not None and seats >= max_num_seqs:
             return "sequence limit"
         budget = getattr(self.scheduler, "max_num_batched_tokens", None)
         if budget is not None and plan.shape.num_tokens >= budget:

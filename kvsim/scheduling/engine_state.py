@@ -263,7 +263,10 @@ class EngineState:
         return self._count_requests()[0]
 
     def _count_requests(self) -> tuple[int, int, int, int]:
-        """Requests of which a sample runs, the sequences that these run, requests that wait, and swapped ones."""
+        """Requests of which a sample runs, the sequences that these run, requests that wait, and swapped ones.
+
+        Samples and beams that are not forked yet have a seat, but nothing runs for them.
+        """
         for request_id in self._moved:
             states = [group.seqs[0].status for group in self.groups.get(request_id, ())]
             extras = max(0, states.count(Status.RUNNING) - 1), max(0, states.count(Status.WAITING) - 1)
@@ -276,7 +279,7 @@ class EngineState:
         num_running, num_waiting = len(self.running), len(self.waiting)
         return (
             num_running - self._num_extra_running,
-            self.num_seats,
+            self.calendar.num_seqs + len(self.stepwise),
             num_waiting - self._num_extra_waiting,
             len(self.swapped),
         )

@@ -66,6 +66,17 @@ def test_decoding_sequences_run_during_a_prompt_step() -> None:
     assert summary["block_utilization_theory"] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("kind", ["n", "beam_width"])
+@pytest.mark.parametrize("engine", ["paged", "no-evict", "vllm-v0"])
+def test_samples_are_sequences_from_the_fork_on(engine: str, kind: str) -> None:
+    """The prompt is one step of one sequence with 5 tokens; then two steps of two sequences, with 6 and 7 each."""
+    requests = [{"prompt_tokens": 5, "output_tokens": 3, kind: 2}]
+    summary = run(engine, [(0, 1, 1, 1)], 20, 4, **{"workload.requests": requests}).summary
+    assert summary["sequences_mean"] == pytest.approx((1 + 2 + 2) / 3)
+    mean_length = (5 + 2 * 6 + 2 * 7) / 5
+    assert summary["block_utilization_theory"] == pytest.approx(1 - 4 / (2 * mean_length))
+
+
 def test_duration_goes_to_a_horizon_that_cuts_off_arrivals() -> None:
     summary = run("paged", [(0, 4, 2, 1), (1, 4, 2, 1)], 10, 4, horizon="0.5s").summary
     assert (summary["num_unfinished"], summary["duration"], summary["output_throughput"]) == (1, 0.5, 4.0)
