@@ -23,7 +23,6 @@ from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import (
     Admission,
     Preemption,
-    PrefillChunk,
     Rejection,
     StepOutcome,
     StepPlan,
@@ -64,6 +63,9 @@ STEP_FIELDS = (
 STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
 
 _NO_EVENTS = StepOutcome()[1:]
+
+MOST_PLANNED = 2
+"""Plans that are not applied yet: in asynchronous scheduling the one that runs, and the next."""
 
 NEVER = -1
 """A time that did not come."""
@@ -214,6 +216,8 @@ class Recorder:
         self.ended = EndedRequests(keep_rows=self.keeps_requests)
         self.gaps = Gaps()
         self._high_water: dict[int, int] = {}
+        self._recomputed: dict[int, list[tuple[str, int]]] = {}
+        """By step, for the last steps that did: (request, tokens) computed again."""
         self._inherited: dict[int, int] = {}
         """Tokens that a beam took over from its parent: emitted once, by the parent."""
         self._is_caching = bool(getattr(scheduler.allocator, "enable_prefix_caching", False))
@@ -287,8 +291,7 @@ class Recorder:
         if plan.resumed:
             self._on_resumed(plan)
         if self._high_water:
-            for chunk in plan.prefills:
-                self._on_chunk(chunk)
+            self._on_chunks(plan)
         if plan.copies:
             self._on_copies(plan)
         if plan.skipped:
@@ -341,12 +344,21 @@ class Recorder:
         if seq not in log.sequences:
             log.sequences.append(seq)
 
-    def _on_chunk(self, chunk: PrefillChunk) -> None:
-        stored_before = self._high_water.get(chunk.seq.seq_id, 0)
-        again = min(chunk.start + chunk.num_tokens, stored_before) - chunk.start
-        if again > 0:
-            self.totals.num_recomputed_tokens += again
-            self.live[chunk.seq.request.request_id].num_recomputed_tokens += again
+    def _on_chunks(self, plan: StepPlan) -> None:
+        """What was stored before a preemption is computed again; kept with its plan until that is under way."""
+        recomputed = self._recomputed
+        for chunk in plan.prefills:
+            stored_before = self._high_water.get(chunk.seq.seq_id, 0)
+            again = min(chunk.start + chunk.num_tokens, stored_before) - chunk.start
+            if again > 0:
+                recomputed.setdefault(plan.step, []).append((chunk.seq.request.request_id, again))
+                self._recompute(chunk.seq.request.request_id, again)
+        while len(recomputed) > MOST_PLANNED:
+            del recomputed[next(iter(recomputed))]
+
+    def _recompute(self, request_id: str, num_tokens: int) -> None:
+        self.totals.num_recomputed_tokens += num_tokens
+        self.live[request_id].num_recomputed_tokens += num_tokens
 
     def _on_release(self, seq: Sequence, num_slots: int) -> None:
         """A table goes; it only ever grew, so its size is its peak."""
@@ -367,8 +379,11 @@ class Recorder:
                 log.peak_blocks = max(log.peak_blocks, len(held))
 
     def on_horizon(self) -> None:
-        """A step that would end after the horizon does not happen: nobody was pushed out in it, and nothing copied."""
+        """A step that would end after the horizon does not happen: nothing is pushed out, computed or copied."""
         for plan, *_ in self._planned:
+            for request_id, num_tokens in self._recomputed.get(plan.step, ()):
+                if request_id in self.live:
+                    self._recompute(request_id, -num_tokens)
             for group in pushed_out(plan.preempted):
                 # In asynchronous scheduling a victim may have ended meanwhile, with the step before.
                 if (log := self.live.get(group.request.request_id)) is not None:

@@ -91,6 +91,31 @@ def test_a_step_that_the_horizon_cuts_off_copies_nothing() -> None:
     assert out.steps.num_copies.sum() == out.summary["num_cow_copies"] == out.requests.num_cow_copies.sum() == 0
 
 
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+@pytest.mark.parametrize("engine", ["paged", "vllm-v0", "vllm-v1", "vllm-v1-async"])
+def test_a_step_that_the_horizon_cuts_off_computes_nothing_again(engine: str, engine_loop: str) -> None:
+    """B is pushed out by A; from the step on in which it is back, but not in the one that is cut off, tokens recur."""
+    whole = _recomputing(engine, engine_loop)
+    back = int(whole.steps.num_prefill_tokens[2:].gt(0).idxmax())
+    cut, seen = (_recomputing(engine, engine_loop, horizon=(back + part) / 1000) for part in (0.5, 1.5))
+    assert cut.summary["num_recomputed_tokens"] == cut.requests.recomputed_tokens.sum() == 0
+    assert seen.summary["num_recomputed_tokens"] == seen.requests.recomputed_tokens.sum() >= 3
+
+
+def _recomputing(engine: str, engine_loop: str, **values: float) -> kvsim.RunResult:
+    scenario = {
+        "engine": engine,
+        "engine_loop": engine_loop,
+        "memory": {"num_gpu_blocks_override": 4 + engine.startswith("vllm-v1")},
+        "allocator": {"block_size": 2, "watermark": 0},
+        "workload": {"requests": [{"prompt_tokens": 2, "output_tokens": 6}, {"prompt_tokens": 2, "output_tokens": 4}]},
+        "cost": {"type": "linear", "step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    if engine.startswith("vllm-v1"):
+        scenario["allocator"]["enable_prefix_caching"] = False
+    return kvsim.run(scenario, **values)
+
+
 def test_every_block_that_a_sample_copies_in_its_window_is_counted() -> None:
     """The samples fork again, and the first one writes both blocks of the ring that they share in one step."""
     result = kvsim.run(
