@@ -398,6 +398,7 @@ IDLE = [
     ("workload: {sampling: {lengths: independent}}", "workload.sampling.lengths", "a request has one sample"),
     ("workload: {lengths: {type: fixed, prompt: 9, output: 9, correlation: 0.5}}", "correlation", "do not vary"),
     ("workload: {arrivals: {type: batch, interval: 5}}", "workload.arrivals.interval", "in one group"),
+    ("workload: {arrivals: {type: batch, batch_size: 5}}", "workload.arrivals.batch_size", "all groups come at once"),
     ("workload: {arrivals: {type: gamma, request_rate: .inf, burstiness: 2}}", "arrivals.burstiness", "come at once"),
     ("workload: {sessions: {num_turns: 1, think_time: 5}}", "workload.sessions.think_time", "has one turn"),
     ("workload: {sessions: {think_time_distribution: constant}}", "think_time_distribution", "think_time is 0"),

@@ -392,6 +392,8 @@ def _idle_times(workload: Workload) -> Iterator[tuple[Key, str]]:
     arrivals, sessions, abort = workload.arrivals, workload.sessions, workload.abort
     if isinstance(arrivals, BatchArrivals) and arrivals.batch_size is None:
         yield ("arrivals", "interval"), "without batch_size all requests come in one group"
+    if isinstance(arrivals, BatchArrivals) and arrivals.interval == 0:
+        yield ("arrivals", "batch_size"), "without an interval all groups come at once"
     if isinstance(arrivals, GammaArrivals) and arrivals.request_rate == math.inf:
         yield ("arrivals", "burstiness"), "all requests come at once"
     if sessions is not None and 1 in (sessions.num_turns, sessions.mean_turns):

@@ -51,15 +51,16 @@ def gamma(rng: np.random.Generator, num: int, rate_per_s: float, burstiness: flo
 
 
 def _batches(spec: ArrivalsSpec, num: int, rate: float) -> Ints:
-    """Groups of `batch_size` at once, `interval` apart (or as far apart as the rate asks for)."""
+    """Groups of `batch_size` at once, `interval` apart; without one, as far apart as the rate asks for."""
     import numpy as np
 
     size = spec.batch_size or 0
     if size < 1:
         raise ScenarioError(f"workload.arrivals.batch_size is {spec.batch_size}; it must be at least 1")
-    if not 0 <= spec.interval < math.inf:
+    interval = size / rate if spec.interval is None else spec.interval
+    if not 0 <= interval < math.inf:
         raise ScenarioError(f"workload.arrivals.interval is {spec.interval}; it must be a time of 0 s or more")
-    return _to_ns(np.arange(num) // size * (spec.interval or size / rate))
+    return _to_ns(np.arange(num) // size * interval)
 
 
 def _to_ns(seconds: NDArray[np.floating[Any]]) -> Ints:

@@ -7,7 +7,8 @@ not given. `WorkloadSpec.from_dict` builds the tree from plain dicts and refuses
       num_requests: 2000                 # default: 1000, or all rows of a trace
       arrivals: {type: poisson, request_rate: 4.0}
       #   type: poisson | gamma | constant | batch | trace; burstiness (gamma's shape; 1 = poisson);
-      #   batch: groups of batch_size (default: all) every interval seconds (default 0); request_rate inf: all at 0
+      #   batch: groups of batch_size (default: all) every interval seconds (null: by request_rate); request_rate inf:
+      #   all at 0
       lengths: {type: preset, name: sharegpt}
       #   type: fixed     prompt, output
       #         uniform   prompt: [low, high], output: [low, high]    (both ends included)
@@ -68,7 +69,8 @@ class ArrivalsSpec:
     request_rate: float = 1.0
     burstiness: float = 1.0
     batch_size: int | None = None
-    interval: float = 0.0
+    interval: float | None = None
+    """Between batches; None: as far apart as the rate asks for."""
 
 
 @dataclass(frozen=True, slots=True)

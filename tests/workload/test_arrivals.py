@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvsim
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.arrivals import draw_arrivals
 from kvsim.workload.spec import ArrivalsSpec
@@ -42,6 +43,20 @@ def test_constant_batch_and_infinite_rate() -> None:
     assert draw(3, type="batch").tolist() == [0, 0, 0]
     assert draw(5, type="batch", batch_size=2, interval=1.5).tolist() == [0, 0, 15 * 10**8, 15 * 10**8, 3 * 10**9]
     assert draw(4, type="batch", batch_size=2, request_rate=4.0).tolist() == [0, 0, 500_000_000, 500_000_000]
+    assert draw(4, type="batch", batch_size=2, interval=0).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("interval", "times"), [({}, [0, 0, 0, 0]), ({"interval": 0}, [0] * 4), ({"interval": 2}, [0, 0, 2, 2])]
+)
+def test_groups_without_an_interval_come_at_once(interval: dict[str, int], times: list[int]) -> None:
+    """As the scenario's page says: the interval is 0 by default."""
+    arrivals = {"type": "batch", "batch_size": 2} | interval
+    workload = {"num_requests": 4, "arrivals": arrivals, "lengths": {"type": "fixed", "prompt": 2, "output": 2}}
+    result = kvsim.run({"workload": workload})
+    assert list(result.requests["arrival_s"]) == times
+    idle = "workload.arrivals.batch_size: is not used: without an interval all groups come at once"
+    assert sum(idle in warning for warning in result.summary["warnings"]) == (times[-1] == 0)
 
 
 @given(
