@@ -258,7 +258,7 @@ def make_source(scenario: Scenario) -> Source:
         limit = getattr(getattr(workload, "sessions", None), "max_context", None)
         if limit is not None:
             raise ScenarioError(
-                f"workload.sessions.max_context: is {limit}, and the first prompt of every session is longer: "
+                f"workload.sessions.max_context: is {limit}, and the first turn of every session is longer: "
                 "no request ever comes; raise it"
             )
         raise ScenarioError("workload: is empty: no request ever comes; check first, window and the trace")

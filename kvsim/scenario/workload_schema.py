@@ -213,9 +213,9 @@ class Sessions(Block):
     think_time_distribution: Literal["exponential", "constant"] = "exponential"
     """Around that mean, or exactly that."""
     max_context: Count | None = None
-    """A session ends before a prompt would be longer."""
+    """A session ends before a prompt and its answer would be longer together."""
     truncate_to: Count | None = None
-    """Only the last tokens of the history are sent."""
+    """A prompt is the last so many tokens of the history and the new message."""
 
     @model_validator(mode="after")
     def _one_count(self) -> Self:

@@ -38,8 +38,8 @@ not given. `WorkloadSpec.from_dict` builds the tree from plain dicts and refuses
       sessions: {type: chat, num_turns: 4, think_time: 10.0}
       #   type: chat | agent; num_turns fixed, or mean_turns (geometric); think_time: mean seconds between an answer
       #   and the next turn, think_time_distribution: exponential | constant (agent: the tool's run time);
-      #   max_context: a session ends before a prompt would be longer; truncate_to: only the last so many tokens of
-      #   the history are sent. `arrivals` are those of sessions, `num_requests` counts turns.
+      #   max_context: a session ends before a prompt and its answer would be longer; truncate_to: a prompt is the last
+      #   so many tokens of history and message. `arrivals` are those of sessions, `num_requests` counts turns.
       priorities: {0: 0.2, 1: 0.8}       # priority: share
       abort: {probability: 0.1, after: 5.0, distribution: exponential}   # or constant
       requests: null                     # written out: keys as the columns of a plain CSV, and id, beam_width, abort_s

@@ -156,6 +156,8 @@ def test_sessions_end_at_the_context_and_can_be_truncated() -> None:
     assert sorted(r.prompt_len for r in whole) == [100, 100, 210, 210, 320, 320, 430, 430]
     ended = requests(**block, sessions={"num_turns": 4, "max_context": 330})
     assert sorted(r.prompt_len for r in ended) == [100, 100, 210, 210, 320, 320]
+    shorter = requests(**block, sessions={"num_turns": 4, "max_context": 329})
+    assert max(r.prompt_len + r.output_len for r in shorter) == 220, "an answer needs its room, too"
     cut = requests(**block, sessions={"num_turns": 4, "truncate_to": 150})
     assert sorted(r.prompt_len for r in cut) == [100, 100] + [150] * 6
     turns = {r.request_id: r for r in cut}
