@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -62,6 +63,8 @@ def _key(name: str, text: str) -> Key:
 
 
 def _set(data: dict[str, Any], override: Override) -> None:
+    # A copy: the engine's preset is laid under a block, and the same change is used for the next engine.
+    value = copy.deepcopy(override.value)
     current: Any = data
     *parents, last = override.key
     for depth, part in enumerate(parents):
@@ -71,9 +74,9 @@ def _set(data: dict[str, Any], override: Override) -> None:
             raise ScenarioError(
                 f"{override.text}: {dotted(tuple(parents))} is a list of {len(current)}; give an index below that"
             )
-        current[last] = override.value
+        current[last] = value
     else:
-        current[_name(current, last)] = override.value
+        current[_name(current, last)] = value
 
 
 def _descend(current: Any, part: str | int, override: Override, depth: int) -> Any:

@@ -64,11 +64,13 @@ class ResolvedScenario:
 
     def origin(self, key: Key) -> str:
         """`default`, `file`, `command line`, or `engine NAME` for a value of the engine's preset."""
-        if any(key[: len(override.key)] == override.key for override in self.overrides):
+        last = next((change for change in reversed(self.overrides) if key[: len(change.key)] == change.key), None)
+        if last is not None and look_up(last.value, key[len(last.key) :]) is not ABSENT:
             return "command line"
-        if key in self._origins_in_file:
+        # A block that was replaced as a whole has no values of the file's any more.
+        if last is None and key in self._origins_in_file:
             return self._origins_in_file[key]
-        if look_up(self.document.data, key) is not ABSENT:
+        if last is None and look_up(self.document.data, key) is not ABSENT:
             return "file"
         return (
             f"engine {self.scenario.engine}" if look_up(PRESETS[self.scenario.engine], key) is not ABSENT else "default"

@@ -66,6 +66,17 @@ def test_k72_a_misspelt_key() -> None:
         scenario_from_text("allocator:\n  blok_size: 32\nscheduler: {max_num_seqs: 4}\n")
 
 
+def test_a_block_that_is_replaced_brings_its_own_values_only() -> None:
+    resolved = scenario_from_text("allocator: {block_size: 8, free_list: lifo}\nscheduler: {max_num_seqs: 4}\n")
+    changed = resolved.with_values({"allocator": {"block_size": 32}, "scheduler.max_num_seqs": 8})
+    origins = {name: changed.origin(("allocator", name)) for name in ("block_size", "free_list", "watermark")}
+    assert origins == {"block_size": "command line", "free_list": "default", "watermark": "default"}
+    assert changed.scenario.allocator.free_list == "fifo"
+    assert changed.origin(("scheduler", "max_num_seqs")) == "command line"
+    again = changed.with_values({"allocator.free_list": "lru"})
+    assert again.origin(("allocator", "free_list")) == "command line"
+
+
 def test_every_value_has_an_origin() -> None:
     text = scenario_from_text(DESIGN, overrides=["allocator.block_size=32"]).to_yaml()
     lines = text.splitlines()[1:]
@@ -246,3 +257,20 @@ def test_hardware_that_is_varied_and_not_priced(cost: str, overrides: list[str],
     if varied is not None:
         assert told[0].startswith("scenario.yaml:3:1: cost: is ")
         assert f"step times are the same for every {varied}; " in told[0]
+
+
+def test_a_block_in_an_override_takes_no_values_of_an_engine_along() -> None:
+    """One block for several engines: each lays its own preset under it, and the caller's stays as it was."""
+    block = {"block_size": 32}
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 64},
+        "scheduler": {"max_model_len": 64},
+        "workload": {"requests": [{"prompt_tokens": 8, "output_tokens": 4}]},
+    }
+    compared = kvsim.compare(scenario, ["paged", "vllm-v1", "no-evict", "orca-max"], allocator=block)
+    sizes = {engine: run.summary["num_gpu_blocks"] for engine, run in compared.runs.items()}
+    assert sizes == {"paged": 64, "vllm-v1": 63, "no-evict": 64, "orca-max": 64 * 32}
+    assert all(run.summary["warnings"] == [] for run in compared.runs.values())
+    assert block == {"block_size": 32}
+    resolved = scenario_from_text("engine: vllm-v1\n", overrides=["allocator={block_size: 32}"])
+    assert resolved.with_engine("no-evict").scenario.allocator.null_block is False
