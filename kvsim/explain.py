@@ -158,6 +158,10 @@ class LifeStory:
         self.num_preemptions += 1
         stored = sum(entry.num_stored_tokens for entry in preempted)
         how = "swapped out to the host" if preempted[0].is_swap else "thrown out, to be computed again"
+        if preempted[0].was_refused:
+            usage = self.scheduler.allocator.usage()
+            num_free = usage.num_host_blocks - usage.num_host_used
+            how += f" (it could not be swapped out: {num_free} of {usage.num_host_blocks} host blocks are free)"
         tokens = _count(stored, "stored token")
         if len(preempted) > 1:
             tokens += f" ({len(preempted)} sequences, each with what it shares)"

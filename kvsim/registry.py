@@ -75,7 +75,8 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
             pool.num_blocks,
             config.block_size,
             num_host_blocks=pool.num_host_blocks,
-            enable_prefix_caching=config.enable_prefix_caching,
+            # vLLM 0.2.7 looks nothing up.
+            enable_prefix_caching=config.enable_prefix_caching and not isinstance(scenario.scheduler, VllmV0Scheduler),
             free_list=config.free_list,
             sliding_window=config.sliding_window,
             null_block=config.null_block,

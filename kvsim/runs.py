@@ -17,7 +17,9 @@ from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
+from kvsim.scenario.schema import VllmV1Scheduler
 from kvsim.scenario.words import natural, shorten
+from kvsim.scenario.yaml_loader import dotted
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError
 
@@ -216,8 +218,12 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
     )
-    late = _late_warnings(summary, simulation.recorder.ended)
-    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *_short_shares(scenario, engine), *late]
+    late = (
+        *_refused_swaps(scenario, engine, simulation.recorder.totals.num_refused_swaps),
+        *_late_warnings(summary, simulation.recorder.ended),
+    )
+    unfound = _unfound_shares(resolved, engine, summary)
+    summary["warnings"] = [*resolved.warnings, *engine.warnings(), *unfound, *late]
     result = RunResult(
         summary,
         None,
@@ -272,19 +278,75 @@ def _late_warnings(summary: dict[str, Any], ended: EndedRequests) -> Iterable[st
         )
 
 
-def _short_shares(scenario: Scenario, engine: Engine) -> Iterable[str]:
-    """What requests have in common and a prefix cache cannot find: it knows whole blocks only."""
-    count = getattr(engine.source, "short_shares", None)
-    if count is None or not getattr(scenario.allocator, "enable_prefix_caching", False):
-        return
-    block_size = engine.scheduler.allocator.block_size
-    num_short, num_sharing, longest = count(block_size)
-    if num_short:
+def _refused_swaps(scenario: Scenario, engine: Engine, num_refused: int) -> Iterable[str]:
+    """Victims that are recomputed, where one would look for swaps."""
+    num_blocks = engine.scheduler.allocator.usage().num_host_blocks
+    # Who asks for swaps without any host memory was told before the run.
+    if num_refused and (num_blocks or getattr(scenario.scheduler, "preemption", None) != "swap"):
+        key = "swap_space" if scenario.memory.num_cpu_blocks_override is None else "num_cpu_blocks_override"
         yield (
-            f"{num_short} of {num_sharing} requests that begin as others do cannot hit the prefix cache: what they "
-            f"share is {longest} tokens at most, less than a block of {block_size}: share more, or set "
-            f"allocator.block_size to {longest} or less"
+            f"victims recomputed that were to be swapped, for the host had no room for their blocks: {num_refused}; "
+            f"it holds {num_blocks:,} blocks (memory.{key})"
         )
+
+
+def _unfound_shares(resolved: ResolvedScenario, engine: Engine, summary: dict[str, Any]) -> Iterable[str]:
+    """Why a prefix cache finds nothing of what requests have in common: it knows whole blocks that were computed."""
+    count, allocator = getattr(engine.source, "shares", None), engine.scheduler.allocator
+    if count is None or not getattr(allocator, "enable_prefix_caching", False):
+        return
+    block_size = allocator.block_size
+    shares = count(block_size)
+    if shares.num_short:
+        yield (
+            f"{shares.num_short} of {shares.num_sharing} requests that begin as others do cannot hit the prefix cache: "
+            f"what they share is {shares.longest} tokens at most, less than a block of {block_size}: share more, or "
+            f"set allocator.block_size to {shares.longest} or less"
+        )
+    # Without a look-up there is no prefix cache, or nobody ran; one request alone has nobody to share with.
+    if summary["prefix_cache_hits"] or not summary["prefix_cache_queries"] or summary["num_requests"] < 2:
+        return
+    if shares.num_findable:
+        num_evicted = summary["num_evicted_blocks"]
+        evicted = f", or it was evicted again (num_evicted_blocks is {num_evicted})" if num_evicted else ""
+        yield (
+            f"{shares.num_findable} requests begin with a block or more that others begin with, and none found it in "
+            f"the prefix cache: when they were admitted it was not computed yet ({_when_findable(resolved)}){evicted}"
+        )
+    elif shares.num_apart:
+        yield (
+            f"{shares.num_apart} requests begin as others do, and under another LoRA adapter or salt: their caches are "
+            "apart, so nothing can hit"
+        )
+    elif shares.num_ending:
+        yield (
+            f"{shares.num_ending} requests of {block_size} tokens are all of what they share with others: a hit leaves "
+            f"a token to compute and is made of whole blocks of {block_size}, so they cannot hit the prefix cache"
+        )
+    elif not shares.num_short and resolved.origin(_CACHING) in ("file", "command line"):
+        yield (
+            f"{resolved.where(_CACHING)}: {dotted(_CACHING)}: is on, and no two prompts of this workload begin alike: "
+            f"only preempted requests can find what they left; {_how_to_share(resolved.scenario)}"
+        )
+
+
+_CACHING = ("allocator", "enable_prefix_caching")
+
+
+def _when_findable(resolved: ResolvedScenario) -> str:
+    if isinstance(resolved.scenario.scheduler, VllmV1Scheduler):
+        return "a block is findable once it is planned"
+    return "a block is findable when the step that fills it is over"
+
+
+def _how_to_share(scenario: Scenario) -> str:
+    if getattr(scenario.workload, "trace", None) is not None:
+        return (
+            "a trace says by hash ids, groups or sessions what they share, and where it does not, workload.content can"
+        )
+    if getattr(scenario.workload, "requests", None) is not None:
+        return "prefix_group and prefix_tokens, or session, say what requests share"
+    return "workload.content and workload.sessions say what they share"
 
 
 def _write(resolved: ResolvedScenario, result: RunResult, options: Options, extras: _Extras, folder: Path) -> None:

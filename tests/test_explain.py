@@ -97,6 +97,12 @@ def test_samples_swapped_out_and_in() -> None:
     assert "1 preemption, 0 tokens recomputed" in text
 
 
+def test_samples_for_whom_the_host_has_no_room() -> None:
+    """The second group shares two blocks when it is pushed out, and the host has one."""
+    text = tell("P", engine(6, num_host_blocks=1), [request("G", 8, 6), request("P", 8, 6, n=2)]).text()
+    assert "thrown out, to be computed again (it could not be swapped out: 1 of 1 host blocks are free)" in text
+
+
 def test_rejected_aborted_and_unknown() -> None:
     assert (
         "is rejected at once: needs 5 blocks (20 slots), the pool has 4 (16 slots)"

@@ -149,6 +149,11 @@ def _product(weights: IntArray, values: IntArray) -> int:
     return sum(map(operator.mul, weights.tolist(), values.tolist()))
 
 
+def _num_refused(preempted: tuple[Preemption, ...]) -> int:
+    """The groups that were to be swapped out and could not be."""
+    return len(pushed_out(tuple([entry for entry in preempted if entry.was_refused])))
+
+
 def _sums(values: tuple[Any, ...], count: Callable[[Any], int]) -> IntArray:
     """A count of what happened in each step; nothing did in most."""
     return _column(tuple([count(value) if value else 0 for value in values]))
@@ -159,6 +164,8 @@ class Totals:
     """Counters of a run."""
 
     num_preemptions: int = 0
+    num_refused_swaps: int = 0
+    """Preemptions that were to be swaps and could not be, for want of room on the host."""
     num_recomputed_tokens: int = 0
     num_cow_copies: int = 0
     num_swapped_out_blocks: int = 0
@@ -315,12 +322,14 @@ class Recorder:
 
     def _on_preempted(self, preempted: tuple[Preemption, ...]) -> None:
         """Samples that go together are one preemption."""
+        self.totals.num_refused_swaps += _num_refused(preempted)
         for group in pushed_out(preempted):
             self.totals.num_preemptions += 1
             self.live[group.request.request_id].num_preemptions += 1
-        for seq, is_swap, num_stored in preempted:
+        for entry in preempted:
+            seq, num_stored = entry.seq, entry.num_stored_tokens
             self.gaps.on_pause(seq)
-            if not is_swap and num_stored > self._high_water.get(seq.seq_id, 0):
+            if not entry.is_swap and num_stored > self._high_water.get(seq.seq_id, 0):
                 self._high_water[seq.seq_id] = num_stored
 
     def _on_admitted(self, admission: Admission, now: Ns) -> None:
@@ -384,6 +393,7 @@ class Recorder:
             for request_id, num_tokens in self._recomputed.get(plan.step, ()):
                 if request_id in self.live:
                     self._recompute(request_id, -num_tokens)
+            self.totals.num_refused_swaps -= _num_refused(plan.preempted)
             for group in pushed_out(plan.preempted):
                 # In asynchronous scheduling a victim may have ended meanwhile, with the step before.
                 if (log := self.live.get(group.request.request_id)) is not None:

@@ -247,9 +247,10 @@ class ContinuousScheduler(TokenEmission):
             self._settle(seq)
         copies = self._drop_copies(group, step) if step.copies else ()
         self._stop_running(group)
-        is_swap = self.wants_swap(group, self.allocator) and self._swap_out(group, copies, step)
+        can_leave = bool(self.wants_swap(group, self.allocator)) and self._retract(group, copies)
+        is_swap = can_leave and self._swap_out(group, step)
         for seq in group.seqs:
-            step.preempted.append(Preemption(seq, is_swap, seq.num_computed_tokens))
+            step.preempted.append(Preemption(seq, is_swap, seq.num_computed_tokens, can_leave and not is_swap))
             step.drop(seq)
             seq.num_preemptions += 1
             if not is_swap:
@@ -279,10 +280,8 @@ class ContinuousScheduler(TokenEmission):
         seq.num_placeholders = 0
         seq.is_decoding = False
 
-    def _swap_out(self, group: Group, copies: Seq[BlockCopy], step: PlanBuilder) -> bool:
-        """Move a victim to the host; False if there is no room, or what it took in this step cannot be taken back."""
-        if not self._retract(group, copies):
-            return False
+    def _swap_out(self, group: Group, step: PlanBuilder) -> bool:
+        """Move a victim to the host; False if there is no room."""
         allocator = self.allocator
         num_entries = self._count_entries(group.seqs)
         moves = allocator.swap_out([seq.seq_id for seq in group.seqs])

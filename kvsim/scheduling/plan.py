@@ -39,6 +39,8 @@ class Preemption(NamedTuple):
     is_swap: bool
     num_stored_tokens: int
     """Stored tokens it had: what recompute throws away."""
+    was_refused: bool = False
+    """It was to be swapped and could not be, for want of room on the host: it is recomputed."""
 
 
 def pushed_out(preempted: tuple[Preemption, ...]) -> list[Group]:

@@ -355,14 +355,15 @@ class VllmV0Scheduler:
         is_swap = self.wants_swap(group, self.allocator)
         self._leave(group)
         victims = [(seq, seq.num_computed_tokens) for seq in group.seqs]
-        if is_swap and not self._swap_out(group, draft):
+        was_refused = is_swap and not self._swap_out(group, draft)
+        if was_refused:
             if self.upstream_faults:
                 failing = [Preemption(seq, True, num_stored) for seq, num_stored in victims]
                 raise OutOfHostBlocks((*draft.preempted, *failing))
             is_swap = False
         if not is_swap:
             self._drop(group)
-        draft.preempted += [Preemption(seq, is_swap, num_stored) for seq, num_stored in victims]
+        draft.preempted += [Preemption(seq, is_swap, num_stored, was_refused) for seq, num_stored in victims]
         draft.wait_for_blocks(len(group.seqs) * self.allocator.block_size)
         group.was_preempted = True
         for seq in group.seqs:

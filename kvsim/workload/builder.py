@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.request import Sampling
 from kvsim.types import NS_PER_S, ScenarioError
 from kvsim.workload.arrivals import draw_arrivals
-from kvsim.workload.content import GroupTexts, HashTexts, OwnTexts, PrefixedTexts, Prefixes, Texts, draw_prefixes, zipf
+from kvsim.workload.content import (
+    GroupTexts,
+    HashTexts,
+    OwnTexts,
+    PrefixedTexts,
+    Prefixes,
+    Texts,
+    draw_prefixes,
+    shares_of,
+    zipf,
+)
 from kvsim.workload.lengths import draw_lengths
 from kvsim.workload.sessions import SessionPlan, SessionRows, cut_to_context, draw_pauses, draw_turns
 from kvsim.workload.source import ConcurrencySource, SessionSource, Source, TableSource
@@ -131,7 +142,7 @@ def _synthetic_source(spec: WorkloadSpec, rng: Streams) -> Source:
 
 def _open_loop(columns: _Columns, texts: Texts, traits: Traits) -> Source:
     source = TableSource(ColumnTable(columns.arrivals, columns.outputs, texts, traits), columns.notes)
-    source.short_shares = texts.short_shares
+    source.shares = partial(shares_of, texts, namespaces=traits.loras)
     return source
 
 
@@ -254,7 +265,9 @@ def _session_source(spec: WorkloadSpec, rng: Streams) -> Source:
     source = SessionSource(plan.sessions(kept), notes)
     if int(kept.max(initial=0)) <= 1:
         # A later turn shares the whole history with the one before it.
-        source.short_shares = PrefixedTexts(prefixes, columns.prompts).short_shares
+        firsts, loras = plan.offsets[:-1], plan.traits.loras
+        texts = PrefixedTexts(prefixes, columns.prompts[firsts])
+        source.shares = partial(shares_of, texts, namespaces=None if loras is None else loras[firsts])
     return source
 
 

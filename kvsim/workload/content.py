@@ -28,35 +28,57 @@ HASH_TEXT = 5 << 40
 PREFIX_GROUP = 6 << 40
 
 
-class ShortShares(NamedTuple):
-    """Requests that begin as others do, but for less than a block: no prefix cache finds what they share."""
+class Shares(NamedTuple):
+    """How many requests begin as others do, as a prefix cache sees it: it knows whole blocks only."""
 
     num_short: int
-    num_sharing: int
+    """Share less than a block."""
+    num_ending: int
+    """Share a block, and end with it: a hit leaves a token to compute, so they find nothing."""
+    num_findable: int
+    """Share at least a block that can be found."""
+    num_apart: int
+    """Would share such a block, if their LoRA adapters and salts were the same."""
     longest: int
-    """Tokens, of the short ones."""
+    """Tokens that the short ones share at most."""
 
-
-NO_SHARES = ShortShares(0, 0, 0)
-
-
-def _short_shares(tokens: Ints, block_size: int) -> ShortShares:
-    """Of what each request shares with some other (0: nothing)."""
-    sharing = tokens[tokens > 0]
-    short = sharing[sharing < block_size]
-    return ShortShares(len(short), len(sharing), int(short.max(initial=0)))
+    @property
+    def num_sharing(self) -> int:
+        """Requests that share anything."""
+        return self.num_short + self.num_ending + self.num_findable
 
 
 class Texts(Protocol):
     """The prompts of a workload, by request number."""
 
+    @property
+    def prompt_lens(self) -> Ints:
+        """Tokens of each prompt."""
+        ...
+
     def prompt(self, index: int) -> TokenStream:
         """The prompt of request number `index`."""
         ...
 
-    def short_shares(self, block_size: int) -> ShortShares:
-        """How many requests share a beginning with another that is shorter than a block."""
+    def shared_tokens(self, block_size: int, namespaces: Ints | None = None) -> Ints:
+        """How far each prompt is the beginning of another one's of its namespace; of more than a block, any number."""
         ...
+
+
+def shares_of(texts: Texts, block_size: int, namespaces: Ints | None = None) -> Shares:
+    """What the prompts have in common; `namespaces` are those of the requests, by number (null: one for all)."""
+    shares = _count_shares(texts.shared_tokens(block_size, namespaces), texts.prompt_lens, block_size)
+    if namespaces is None:
+        return shares
+    together = _count_shares(texts.shared_tokens(block_size), texts.prompt_lens, block_size)
+    return shares._replace(num_apart=together.num_findable - shares.num_findable)
+
+
+def _count_shares(tokens: Ints, prompts: Ints, block_size: int) -> Shares:
+    short = tokens[(tokens > 0) & (tokens < block_size)]
+    is_whole = tokens >= block_size
+    num_findable = int((is_whole & (prompts > block_size)).sum())
+    return Shares(len(short), int(is_whole.sum()) - num_findable, num_findable, 0, int(short.max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -68,8 +90,14 @@ class OwnTexts:
     def prompt(self, index: int) -> TokenStream:
         return TokenStream((Segment(OWN_TEXT + index, 0, int(self.lengths[index])),))
 
-    def short_shares(self, block_size: int) -> ShortShares:
-        return NO_SHARES
+    @property
+    def prompt_lens(self) -> Ints:
+        return self.lengths
+
+    def shared_tokens(self, block_size: int, namespaces: Ints | None = None) -> Ints:
+        import numpy as np
+
+        return np.zeros_like(self.lengths)
 
 
 @dataclass(frozen=True)
@@ -100,12 +128,15 @@ class PrefixedTexts:
         own = Segment(OWN_TEXT + index, 0, int(self.lengths[index]))
         return TokenStream((*self.prefixes.pieces(index), own))
 
-    def short_shares(self, block_size: int) -> ShortShares:
+    @property
+    def prompt_lens(self) -> Ints:
+        return self.lengths + self.prefixes.num_tokens
+
+    def shared_tokens(self, block_size: int, namespaces: Ints | None = None) -> Ints:
         import numpy as np
 
-        if not self.prefixes.kinds or self.prefixes.kinds[0][2] >= block_size:
-            return NO_SHARES
-        tokens = codes = np.zeros(len(self.prefixes.kinds[0][1]), dtype=np.int64)
+        tokens = np.zeros(len(self.lengths), dtype=np.int64)
+        codes = tokens if namespaces is None else namespaces
         upto = 0
         for _, groups, num_tokens in self.prefixes.kinds:
             # Who is of one group in this kind and in all before it.
@@ -114,7 +145,7 @@ class PrefixedTexts:
             )
             upto += num_tokens
             tokens = np.where(counts[codes] > 1, upto, tokens)
-        return _short_shares(tokens, block_size)
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -136,18 +167,27 @@ class GroupTexts:
         group, tokens = int(self.groups[index]), int(self.prefix_tokens[index])
         return (Segment(PREFIX_GROUP + group, 0, tokens),) if group >= 0 and tokens else ()
 
-    def short_shares(self, block_size: int) -> ShortShares:
+    @property
+    def prompt_lens(self) -> Ints:
+        return self.lengths
+
+    def shared_tokens(self, block_size: int, namespaces: Ints | None = None) -> Ints:
         import numpy as np
 
         tokens = np.where(self.groups >= 0, self.prefix_tokens, 0)
-        order = np.lexsort((tokens, self.groups))
-        groups, ordered = self.groups[order], tokens[order]
+        codes = self.groups
+        if namespaces is not None and len(codes):
+            codes = np.where(codes >= 0, codes * (int(namespaces.max()) + 1) + namespaces, -1)
+        order = np.lexsort((tokens, codes))
+        groups, ordered = codes[order], tokens[order]
         # In order of length each shares with the next of its group, and the longest with the one before it.
         is_joined = (groups[1:] == groups[:-1]) & (groups[1:] >= 0)
         shared = np.zeros_like(tokens)
         shared[:-1][is_joined] = ordered[:-1][is_joined]
         shared[1:][is_joined] = np.maximum(shared[1:], ordered[:-1])[is_joined]
-        return _short_shares(shared, block_size)
+        by_request = np.zeros_like(shared)
+        by_request[order] = shared
+        return by_request
 
 
 @dataclass(frozen=True)
@@ -176,23 +216,35 @@ class HashTexts:
             pieces.append(Segment(OWN_TEXT + index, 0, left))
         return TokenStream(tuple(pieces))
 
-    def short_shares(self, block_size: int) -> ShortShares:
+    @property
+    def prompt_lens(self) -> Ints:
+        return self.lengths
+
+    def shared_tokens(self, block_size: int, namespaces: Ints | None = None) -> Ints:
         import numpy as np
 
-        if self.block_size >= block_size:
-            return NO_SHARES
         num_ids = -(-block_size // self.block_size)
         begins = self.offsets[:-1]
         ends = np.minimum(begins + num_ids, self.offsets[1:])
-        starts = [tuple(self.ids[b:e].tolist()) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        spaces = [0] * len(begins) if namespaces is None else namespaces.tolist()
+        starts = [
+            (space, *self.ids[begin:end].tolist())
+            for space, begin, end in zip(spaces, begins.tolist(), ends.tolist(), strict=True)
+        ]
+        if num_ids == 1:
+            # An id may stand for less than it has room for; then it is no block.
+            starts = [
+                ids if length >= block_size else ids[:1]
+                for ids, length in zip(starts, self.lengths.tolist(), strict=True)
+            ]
         tokens = np.zeros(len(starts), dtype=np.int64)
         for upto in range(1, num_ids + 1):
-            counts = Counter(ids[:upto] for ids in starts if len(ids) >= upto)
-            joined = [len(ids) >= upto and counts[ids[:upto]] > 1 for ids in starts]
+            counts = Counter(ids[: upto + 1] for ids in starts if len(ids) > upto)
+            joined = [len(ids) > upto and counts[ids[: upto + 1]] > 1 for ids in starts]
             if not any(joined):
                 break
             tokens = np.where(joined, np.minimum(upto * self.block_size, self.lengths), tokens)
-        return _short_shares(tokens, block_size)
+        return tokens
 
 
 def draw_prefixes(content: ContentSpec | None, rng: Streams, num: int) -> Prefixes:

@@ -15,11 +15,7 @@ from typing import Protocol
 
 from kvsim.request import Request
 from kvsim.types import Ns
-from kvsim.workload.content import NO_SHARES, ShortShares
-
-
-def _nothing_short(block_size: int) -> ShortShares:
-    return NO_SHARES
+from kvsim.workload.content import Shares
 
 
 class Source(Protocol):
@@ -59,8 +55,8 @@ class TableSource:
 
     def __init__(self, table: RequestTable, notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
-        self.short_shares: Callable[[int], ShortShares] = _nothing_short
-        """By the size of a block: what requests share that a prefix cache cannot find."""
+        self.shares: Callable[[int], Shares] | None = None
+        """By the size of a block: what requests have in common; None if nobody says."""
         self._num_left = len(table)
         self._requests = iter(table)
         self._head = next(self._requests, None)
@@ -102,7 +98,7 @@ class ConcurrencySource:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is {max_concurrency}; it must be at least 1")
         self.notes = inner.notes
-        self.short_shares: Callable[[int], ShortShares] = getattr(inner, "short_shares", _nothing_short)
+        self.shares: Callable[[int], Shares] | None = getattr(inner, "shares", None)
         self._inner = inner
         self._held: deque[Request] = deque()
         self._free_since: list[Ns] = [0] * max_concurrency
@@ -159,7 +155,7 @@ class SessionSource:
 
     def __init__(self, sessions: Seq[Session], notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)
-        self.short_shares: Callable[[int], ShortShares] = _nothing_short
+        self.shares: Callable[[int], Shares] | None = None
         self._sessions = sessions
         self._due = [(session.due_ns(0, 0), index, 0) for index, session in enumerate(sessions) if session.num_turns]
         heapq.heapify(self._due)

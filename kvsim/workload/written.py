@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kvsim.request import Namespace, Request, Sampling
 from kvsim.tokens import Segment, TokenStream
 from kvsim.types import ScenarioError
-from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts
+from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts, shares_of
 from kvsim.workload.source import ListSource, SessionSource, Source
 from kvsim.workload.streams import mix
 from kvsim.workload.trace_files import BadRow, MissingKey, UnknownKey, parse_int, parse_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 KEYS = (
     "id",
@@ -51,7 +58,7 @@ def written_source(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Source:
     if any(row.get("session") is not None for row in rows):
         return SessionSource([WrittenSession(turns) for turns in sessions.values()])
     source = ListSource(requests)
-    source.short_shares = _group_texts(requests).short_shares
+    source.shares = partial(shares_of, _group_texts(requests), namespaces=_namespaces(requests))
     return source
 
 
@@ -66,6 +73,14 @@ def _group_texts(requests: Sequence[Request]) -> GroupTexts:
         np.array([-1 if piece is None else piece.source - PREFIX_GROUP for piece in shared], dtype=np.int64),
         np.array([0 if piece is None else piece.length for piece in shared], dtype=np.int64),
     )
+
+
+def _namespaces(requests: Sequence[Request]) -> Ints:
+    """A number for the LoRA and the salt of each request."""
+    import numpy as np
+
+    numbers: dict[Namespace, int] = {}
+    return np.array([numbers.setdefault(one.namespace, len(numbers)) for one in requests], dtype=np.int64)
 
 
 def bad_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, BadRow]]:

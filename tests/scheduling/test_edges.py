@@ -416,3 +416,51 @@ def test_a_less_urgent_request_that_had_its_turn_is_swapped(engine_loop: str) ->
     assert result.summary["num_swapped_out_blocks"] == result.summary["num_swapped_in_blocks"] == 3
     assert result.summary["num_recomputed_tokens"] == 0
     assert [round(1000 * end) for end in result.requests.finish_s] == [9, 6]
+
+
+@pytest.mark.parametrize(
+    ("engine", "preemption", "num_host_blocks", "samples", "num_told"),
+    [
+        ("paged", "swap", 1, 1, 1),
+        ("paged", "swap", 2, 1, 0),
+        ("paged", "swap_forked", 0, 2, 1),
+        ("paged", "swap_forked", 0, 1, 0),
+        ("vllm-v0", "auto", 0, 2, 1),
+        ("vllm-v0", "auto", 0, 1, 0),
+        ("paged", "recompute", 0, 2, 0),
+    ],
+)
+def test_a_victim_that_finds_no_room_on_the_host_is_told(
+    engine: str, preemption: str, num_host_blocks: int, samples: int, num_told: int
+) -> None:
+    """Two rivals of two blocks each; the second is pushed out once, and the host has room for so many blocks."""
+    result = kvsim.run(
+        {
+            "engine": engine,
+            "memory": {"num_gpu_blocks_override": 4 if samples == 1 else 6, "num_cpu_blocks_override": num_host_blocks},
+            "allocator": {"block_size": 4, "watermark": 0},
+            "scheduler": {"max_model_len": 16, "preemption": preemption},
+            "workload": {"requests": [{"prompt_tokens": 8, "output_tokens": 5, "n": samples}] * 2},
+        }
+    )
+    assert result.summary["num_preemptions"] == 1
+    told = [text for text in result.summary["warnings"] if "were to be swapped" in text]
+    expected = (
+        "victims recomputed that were to be swapped, for the host had no room for their blocks: 1; "
+        f"it holds {num_host_blocks} blocks (memory.num_cpu_blocks_override)"
+    )
+    assert told == [expected] * num_told
+    assert (result.summary["num_recomputed_tokens"] > 0) is (result.summary["num_swapped_out_blocks"] == 0)
+
+
+def test_a_swap_refused_in_a_step_that_the_horizon_cuts_off_is_none() -> None:
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 4, "num_cpu_blocks_override": 1},
+        "allocator": {"block_size": 4, "watermark": 0},
+        "scheduler": {"max_model_len": 17, "preemption": "swap"},
+        "workload": {"requests": [{"prompt_tokens": 8, "output_tokens": 9}] * 2},
+        "cost": {"type": "linear", "step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    cut, whole = (kvsim.run(scenario, horizon=horizon) for horizon in ("1.5ms", "2ms"))
+    assert [run.summary["num_preemptions"] for run in (cut, whole)] == [0, 1]
+    assert [sum("were to be swapped" in text for text in run.summary["warnings"]) for run in (cut, whole)] == [0, 1]
