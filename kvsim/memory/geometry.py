@@ -265,12 +265,13 @@ def num_gpu_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:
 
 
 def text_config(config: Config) -> Config:
-    """The language model's part of a configuration (multimodal ones nest it)."""
-    for key in ("text_config", "language_config", "llm_config"):
+    """The language model's part of a configuration (multimodal ones nest it; Qwen's Omni twice, in its thinker)."""
+    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
         nested = section(config, key)
         if nested is not None:
             inherited = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-            return inherited | dict(nested)
+            inner = inherited | dict(nested)
+            return text_config(inner) if key == "thinker_config" else inner
     return config
 
 

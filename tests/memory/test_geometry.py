@@ -120,6 +120,15 @@ def test_missing_kv_heads_and_head_dim_follow_from_the_attention_heads():
     assert (geometry.num_key_value_heads, geometry.head_dim) == (32, 128)
 
 
+def test_the_text_model_of_a_thinker_is_used():
+    """28 layers of 4 KV heads of 128 at two bytes, keys and values: 57,344 bytes, whatever the other parts have."""
+    text = {"num_hidden_layers": 28, "num_key_value_heads": 4, "num_attention_heads": 28, "hidden_size": 3584}
+    talker = {"num_hidden_layers": 24, "num_key_value_heads": 4, "num_attention_heads": 12, "hidden_size": 896}
+    thinker = {"text_config": text, "audio_config": {"num_hidden_layers": 32}, "torch_dtype": "bfloat16"}
+    config = {"torch_dtype": "bfloat16", "thinker_config": thinker, "talker_config": talker}
+    assert ModelGeometry.from_config(config).bytes_per_token() == 57_344
+
+
 def test_a_nested_text_config_is_used():
     geometry = ModelGeometry.from_config({"torch_dtype": "bfloat16", "text_config": {**LLAMA, "torch_dtype": None}})
     assert (geometry.dtype, geometry.num_hidden_layers) == ("bfloat16", 32)
