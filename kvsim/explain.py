@@ -22,6 +22,7 @@ _LIMITS = {
     "sequence limit": "max_num_seqs",
     "token budget": "max_num_batched_tokens",
     "padding limit": "max_paddings",
+    "LoRA limit": "max_loras",
 }
 """Reasons to wait that are numbers of the scheduler's."""
 
@@ -194,6 +195,10 @@ class LifeStory:
             self._tell(now, f"has computed {_count(size, 'token')}{parts} again and goes on")
 
     def _see_waiting(self, wait: _Wait, plan: StepPlan, now: Ns) -> None:
+        if self._is_set_aside():
+            # Others pass, so nobody is in front.
+            wait.see(now, self._goal("LoRA limit"), self.request_id, is_head=True)
+            return
         head, reason = self._head(), self._reason(plan)
         is_head = head == self.request_id
         # In a step with a preemption some engines admit nobody, whatever there is room for.
@@ -217,12 +222,26 @@ class LifeStory:
         return "blocks" if plan.preempted else "its turn"
 
     def _head(self) -> str:
-        """The request that is served next: swapped ones first."""
+        """The request that is served next: swapped ones first, and nobody whom others pass."""
         for name in ("swapped", "waiting"):
             for group in getattr(self.scheduler, name, ()):
+                if self._lets_others_pass(group):
+                    continue
                 member = group[0] if isinstance(group, list | tuple) else group
                 return str(member.request.request_id)
         return ""
+
+    def _lets_others_pass(self, group: Any) -> bool:
+        """Whether its adapter has no place in the batch: the engine skips it."""
+        scheduler: Any = self.scheduler
+        return getattr(scheduler, "max_loras", 0) > 0 and scheduler.is_set_aside(group)
+
+    def _is_set_aside(self) -> bool:
+        """Whether others pass this request."""
+        return getattr(self.scheduler, "max_loras", 0) > 0 and any(
+            group.request_id == self.request_id and self._lets_others_pass(group)
+            for group in getattr(self.scheduler, "waiting", ())
+        )
 
     def _stop_waiting(self, now: Ns) -> None:
         if self._wait is not None:

@@ -10,7 +10,7 @@ from kvsim.explain import LifeStory
 from kvsim.memory import PagedAllocator
 from kvsim.registry import build
 from kvsim.request import Request, Sampling
-from kvsim.runs import resolve
+from kvsim.runs import resolve, tell_life
 from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
 from kvsim.sim.run import simulate
 from kvsim.tokens import TokenStream
@@ -183,3 +183,26 @@ def test_what_the_head_of_the_line_needs_is_more_than_there_is(
     recorder = simulate(built.scheduler, built.cost, built.source, observers=(story,)).recorder
     assert f"needs {need})" in story.text()
     assert story.num_recomputed_tokens == recorder.totals.num_recomputed_tokens
+
+
+def test_who_is_passed_by_others_waits_for_its_adapter() -> None:
+    """One adapter at a time: B is passed by C, D and E, who are behind each other and not behind B."""
+
+    def row(name: str, prompt: int, lora: str) -> dict[str, Any]:
+        return {"id": name, "prompt_tokens": prompt, "output_tokens": 3, "lora": lora}
+
+    scenario = {
+        "engine": "vllm-v1",
+        "memory": {"num_gpu_blocks_override": 50},
+        "allocator": {"block_size": 4},
+        "scheduler": {"max_model_len": 64, "max_loras": 1, "max_num_seqs": 8, "max_num_batched_tokens": 8},
+        "workload": {
+            "requests": [row("A", 4, "a"), row("B", 4, "b"), row("C", 4, "a"), row("D", 20, "a"), row("E", 20, "a")]
+        },
+        "cost": {"type": "linear", "step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    resolved = resolve(scenario, {})
+    assert "0.009000 s  waited 9.000 ms for the LoRA limit (max_loras = 1)\n" in tell_life(resolved, "B")
+    budget = "the token budget (max_num_batched_tokens = 8)"
+    assert f"waited 1.000 ms for {budget}\n" in tell_life(resolved, "D")
+    assert f"waited 4.000 ms for {budget}; behind D; 3.000 ms of it at the head" in tell_life(resolved, "E")

@@ -380,14 +380,14 @@ class ContinuousScheduler(TokenEmission):
             if self.num_seats + group.num_seats > self.max_num_seqs:
                 step.head_wait = "sequence limit"
                 break
-            if self._is_set_aside(group):
+            if self.is_set_aside(group):
                 set_aside.append(self.waiting.pop_head())
             elif not self._admit(group, step):
                 break
         if set_aside:
             self.waiting.put_back(set_aside)
 
-    def _is_set_aside(self, group: Group) -> bool:
+    def is_set_aside(self, group: Group) -> bool:
         """A limit other than memory skips this group and lets others pass."""
         return False
 

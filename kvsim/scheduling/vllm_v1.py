@@ -57,7 +57,7 @@ class VllmV1Scheduler(ContinuousScheduler):
             )
         return [Group(request, [self._make_sequence(request, sample)]) for sample in range(request.sampling.n)]
 
-    def _is_set_aside(self, group: Group) -> bool:
+    def is_set_aside(self, group: Group) -> bool:
         lora = group.request.namespace.lora
         if not self.max_loras or lora is None:
             return False
