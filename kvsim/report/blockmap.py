@@ -16,6 +16,7 @@ from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.journal import Event, Journal
 from kvsim.memory.paged import PagedAllocator
 from kvsim.request import Sequence as Seq
+from kvsim.request import Status
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import BlockId, Ns
@@ -79,6 +80,9 @@ class BlockMapObserver:
         self.every = 1
         """Steps from one kept frame to the next."""
         self.num_steps = 0
+        """Steps that were planned."""
+        self.num_taken = 0
+        """Those of them that were taken: a horizon cuts off the last one."""
         self.frames: list[Frame] = []
         self.sequences: list[Seq] = []
         """Those that frames name, by number."""
@@ -93,6 +97,7 @@ class BlockMapObserver:
 
     def on_step(self, plan: StepPlan, outcome: StepOutcome, start_ns: Ns, end_ns: Ns) -> None:
         self._last = (end_ns, plan)
+        self.num_taken += 1
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         if self.num_steps % self.every == 0:
@@ -205,17 +210,25 @@ def recording(observer: BlockMapObserver, journal: Journal | None, names: Mappin
         "num_blocks": allocator.num_blocks,
         "first_block": getattr(allocator, "num_reserved_blocks", 0),
         "every": observer.every,
-        "num_steps": observer.num_steps,
+        "num_steps": observer.num_taken,
         "t_ns": _differences([frame.t_ns for frame in frames]),
         "step": _differences([frame.step for frame in frames]),
         "running": [frame.num_running for frame in frames],
         "waiting": [frame.num_waiting for frame in frames],
         "swapped": [frame.num_swapped for frame in frames],
         "requests": request_ids,
-        "sequences": [[place[seq.request.request_id], seq.sample, seq.prompt_len, seq.final_len] for seq in sequences],
+        "sequences": [
+            [place[seq.request.request_id], seq.sample, seq.prompt_len, _most_stored(seq)] for seq in sequences
+        ],
         "frames": _encode(frames, _copies_by_frame(events, [frame.t_ns for frame in frames])),
         "lives": _lives(events, names, place),
     }
+
+
+def _most_stored(seq: Seq) -> int:
+    """What a sequence stores in the end: less than was foreseen if it was given up, or is a beam that lost."""
+    is_over = seq.status in (Status.FINISHED, Status.ABORTED)
+    return min(seq.final_len, seq.num_computed_tokens) if is_over else seq.final_len
 
 
 def _encode(frames: Sequence[Frame], copies: list[list[list[int]]]) -> list[list[Any]]:

@@ -120,6 +120,30 @@ def test_frames_fill_what_the_ledger_counts(name: str, recorded: Recorded) -> No
         assert len(frame["idle"]) * recording["block_size"] == row["cached_idle"], frame["step"]
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_map_counts_the_steps_of_the_summary(name: str, recorded: Recorded) -> None:
+    result = recorded(name)
+    assert result.block_map is not None
+    assert result.block_map["num_steps"] == result.summary["num_steps"]
+
+
+@pytest.mark.parametrize("name", ["paged", "aborts", "horizon", "caching"])
+def test_what_will_be_filled_is_what_the_ledger_reserves(name: str, recorded: Recorded) -> None:
+    """Of clients that give up, only up to then."""
+    result = recorded(name)
+    recording = result.block_map
+    assert recording is not None
+    steps, size = result.steps.set_index("step"), recording["block_size"]
+    *frames, _ = frames_of(recording)
+    for frame in frames:
+        if frame["step"] in steps.index:
+            to_fill = sum(
+                min(len(table) * size, recording["sequences"][seq][3]) - frame["tokens"][seq]
+                for seq, table in frame["rows"].items()
+            )
+            assert to_fill == steps.loc[frame["step"]]["reserved"], frame["step"]
+
+
 @pytest.mark.parametrize("name", ["paged", "beams", "v1", "static"])
 def test_watching_changes_nothing(name: str, recorded: Recorded, tmp_path: Path) -> None:
     watched = recorded(name)
