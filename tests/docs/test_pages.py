@@ -79,3 +79,8 @@ def anchors(page: Path) -> set[str]:
     """Ids of the headings, as MkDocs makes them."""
     headings = re.findall(r"^#+\s+(.*?)\s*$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_the_number_of_scenarios_is_told() -> None:
+    page = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert f"`scenarios/` has {len(list((ROOT / 'scenarios').glob('*.yaml')))} to start from" in page
