@@ -56,7 +56,11 @@ class Rejection(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """Entries `start ..` of a sequence's block table changed and must reach the GPU."""
+    """Entries `start ..` of a sequence's block table changed and must reach the GPU.
+
+    A table that goes round its window names a block again for every round: the copy of a shared block takes the place
+    of its source in all of them, and is listed once.
+    """
 
     seq: Sequence
     start: int
