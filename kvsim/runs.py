@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvsim.scenario.schema import Scenario
     from kvsim.sim.server import Observer
 
+TABLES = ("summary", "steps", "requests")
+
 PROGRESS_EVERY_STEPS = 512
 
 
@@ -51,6 +54,13 @@ class Options:
     """Told of requests that ended, and how many the workload has."""
     force: bool = False
 
+    def __post_init__(self) -> None:
+        if self.record is None:
+            return
+        given = [self.record] if isinstance(self.record, str) else list(self.record)
+        if isinstance(self.record, str) or set(given) - set(TABLES):
+            raise ScenarioError(f"record is {shorten(self.record)}; must be some of {', '.join(TABLES)}, as a tuple")
+
 
 QUIET = Options(plots=False)
 
@@ -67,7 +77,17 @@ def run(
     `values` change keys by dotted name: `run("chat.yaml", **{"allocator.block_size": 32})`. Files are written only
     with `out`. Raises ScenarioError.
     """
+    _check_options(options, values)
     return run_resolved(resolve(scenario, values), out=None if out is None else Path(out), options=options)
+
+
+def _check_options(options: Options, values: dict[str, Any]) -> None:
+    """Keywords are keys of the scenario; who gives an option among them, or options as a dict, is told."""
+    if not isinstance(options, Options):
+        raise ScenarioError(f"options is {shorten(options)}; must be kvsim.Options(...)")
+    if wrong := [name for name in values if name in Options.__slots__ and name not in ("record", "timeline")]:
+        given = f"{wrong[0]}={shorten(values[wrong[0]])}"
+        raise ScenarioError(f"{given}: is no key of a scenario; say options=kvsim.Options({given})")
 
 
 def compare(
@@ -79,6 +99,7 @@ def compare(
     **values: Any,
 ) -> CompareResult:
     """The same workload under several engines; files (one folder per engine) only with `out`."""
+    _check_options(options, values)
     resolved = resolve(scenario, values)
     engines = [engines] if isinstance(engines, str) else list(engines)
     if not engines:
@@ -92,8 +113,10 @@ def resolve(scenario: str | Path | dict[str, Any] | ResolvedScenario, values: di
         resolved = scenario
     elif isinstance(scenario, dict):
         resolved = scenario_from_dict(scenario)
+    elif isinstance(scenario, str | os.PathLike):
+        resolved = load_scenario(scenario if isinstance(scenario, str) else Path(scenario))
     else:
-        resolved = load_scenario(scenario)
+        raise ScenarioError(f"the scenario is {shorten(scenario)}; must be the path of a YAML file, or a dict")
     return resolved.with_values(values) if values else resolved
 
 

@@ -9,13 +9,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvsim.cli import main
-from kvsim.runs import run
+from kvsim.runs import Options, compare, run
 from kvsim.scenario.resolve import scenario_from_text
+from kvsim.sweeps import sweep
+from kvsim.types import ScenarioError
 
 BASE = """\
 name: chat
@@ -949,3 +952,43 @@ def test_request_larger_than_the_pool_is_told_in_requests_csv(here: Path) -> Non
     assert "51" in rows
     assert "50" in rows
     assert json.loads(Path("o/summary.json").read_text())["num_rejected"] == 1
+
+
+SMALL_RUN = {"workload": {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}}
+CALLS = [
+    (lambda: run(None), "the scenario is None; must be the path of a YAML file, or a dict"),
+    (lambda: compare([SMALL_RUN]), r"the scenario is \[\{.*; must be the path of a YAML file, or a dict"),
+    (lambda: sweep(3, {"seed": [1]}), "the scenario is 3; must be the path of a YAML file, or a dict"),
+    (
+        lambda: sweep(SMALL_RUN, ["seed"]),
+        r"vary is \['seed'\]; must be a mapping of keys to values, such as \{'all",
+    ),
+    (lambda: run(SMALL_RUN, options={"check": True}), r"options is \{'check': True\}; must be kvsim.Options"),
+    (
+        lambda: run(SMALL_RUN, check=True),
+        r"check=True: is no key of a scenario; say options=kvsim.Options\(check=",
+    ),
+    (lambda: compare(SMALL_RUN, plots=True), r"plots=True: is no key .* say options=kvsim.Options\(plots=True\)"),
+    (
+        lambda: Options(record=("step",)),
+        r"record is \('step',\); must be some of summary, steps, requests, as a tup",
+    ),
+    (lambda: Options(record="steps"), "record is 'steps'; must be some of summary, steps, requests, as a tuple"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), CALLS)
+def test_a_call_that_cannot_be_meant_is_told_as_one_message(call: Callable[[], object], expected: str) -> None:
+    with pytest.raises(ScenarioError, match=expected):
+        call()
+
+
+def test_a_path_of_any_kind_names_a_scenario(tmp_path: Path) -> None:
+    class Elsewhere:
+        def __fspath__(self) -> str:
+            return str(tmp_path / "a.yaml")
+
+    (tmp_path / "a.yaml").write_text(json.dumps(SMALL_RUN))
+    options = Options(record=("summary",))
+    for path in (tmp_path / "a.yaml", str(tmp_path / "a.yaml"), Elsewhere()):
+        assert run(path, options=options, record=["steps"]).summary["completed"] == 1  # type: ignore[arg-type]

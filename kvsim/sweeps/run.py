@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
+from kvsim.scenario.words import shorten
 from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
 from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, vary_of
 from kvsim.sweeps.store import PointStore, owned, write_whole
@@ -77,6 +78,10 @@ def sweep(
     same call continues where it was stopped; `force` lets it replace the results of another command. Raises
     ScenarioError.
     """
+    if vary is not None and not isinstance(vary, Mapping):
+        raise ScenarioError(
+            f"vary is {shorten(vary)}; must be a mapping of keys to values, such as {{'allocator.block_size': [8, 16]}}"
+        )
     base = resolve(scenario, values)
     grid = _grid(base, vary, seeds, zip)
     points, keys = grid.points, tuple(grid.vary)
