@@ -12,19 +12,11 @@ from typing import Any
 
 from kvsim.request import Request, Sequence
 from kvsim.scheduling.interface import Scheduler
-from kvsim.scheduling.plan import Preemption, StepOutcome, StepPlan
+from kvsim.scheduling.plan import LIMITS, Preemption, StepOutcome, StepPlan
 from kvsim.types import NS_PER_S, KvsimError, Ns
 
 _NUM_TOLD = 3
 """Preemptions told in full at the beginning; the last one is told too."""
-
-_LIMITS = {
-    "sequence limit": "max_num_seqs",
-    "token budget": "max_num_batched_tokens",
-    "padding limit": "max_paddings",
-    "LoRA limit": "max_loras",
-}
-"""Reasons to wait that are numbers of the scheduler's."""
 
 
 @dataclass(slots=True)
@@ -233,8 +225,8 @@ class LifeStory:
 
     def _lets_others_pass(self, group: Any) -> bool:
         """Whether its adapter has no place in the batch: the engine skips it."""
-        scheduler: Any = self.scheduler
-        return getattr(scheduler, "max_loras", 0) > 0 and scheduler.is_set_aside(group)
+        is_set_aside = getattr(self.scheduler, "is_set_aside", None)
+        return is_set_aside is not None and bool(is_set_aside(group))
 
     def _is_set_aside(self) -> bool:
         """Whether others pass this request."""
@@ -252,8 +244,8 @@ class LifeStory:
         self._wait = None
 
     def _goal(self, reason: str) -> str:
-        if reason in _LIMITS:
-            return f"the {reason} ({_LIMITS[reason]} = {getattr(self.scheduler, _LIMITS[reason], '?')})"
+        if reason in LIMITS:
+            return f"the {reason} ({LIMITS[reason]} = {getattr(self.scheduler, LIMITS[reason], '?')})"
         if reason != "blocks":
             return reason
         return "free blocks" if self.scheduler.allocator.block_size > 1 else "free slots"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim import __version__
 from kvsim.metrics.export import request_columns, step_columns, write_json, write_records, write_table
 from kvsim.metrics.outdir import output_dir
-from kvsim.metrics.recorder import EndedRequests
+from kvsim.metrics.recorder import EndedRequests, Integrals
 from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
 from kvsim.scenario.fields import is_import_path
@@ -21,7 +21,7 @@ from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_fro
 from kvsim.scenario.schema import VllmV1Scheduler
 from kvsim.scenario.words import natural, shorten
 from kvsim.scenario.yaml_loader import dotted
-from kvsim.scheduling.plan import StepOutcome, StepPlan
+from kvsim.scheduling.plan import LIMITS, StepOutcome, StepPlan
 from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError
 
 if TYPE_CHECKING:
@@ -241,7 +241,9 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
     )
+    sums = simulation.recorder.integrals
     late = (
+        *_other_limits(summary, engine.scheduler, sums),
         *_refused_swaps(scenario, engine, simulation.recorder.totals.num_refused_swaps),
         *_late_warnings(summary, simulation.recorder.ended),
     )
@@ -298,6 +300,25 @@ def _late_warnings(summary: dict[str, Any], ended: EndedRequests) -> Iterable[st
         yield (
             f"requests rejected because they can never be served: {summary['num_rejected']}; "
             f"the first is {shorten(request_id)}: {reason}"
+        )
+
+
+OFTEN, ROOM = 0.1, 0.5
+"""The summary says why, if requests wait in this share of the time at least while this share of memory is left."""
+
+
+def _other_limits(summary: dict[str, Any], scheduler: Any, sums: Integrals) -> Iterable[str]:
+    """Requests that wait beside memory with room: whoever looks for a full one in `kv_saturated` is puzzled."""
+    limited_ns = sums.limited_ns
+    if not limited_ns or 2 * sum(limited_ns.values()) < sums.saturated_ns or summary["saturated_share"] < OFTEN:
+        return
+    room = summary["kv_saturated"]["free"] + summary["kv_saturated"]["cached_idle"]
+    if room >= ROOM:
+        name = max(limited_ns, key=lambda limit: limited_ns[limit])
+        limit = f"{LIMITS[name]} {getattr(scheduler, LIMITS[name], '?')}" if name in LIMITS else name
+        yield (
+            f"requests waited in {summary['saturated_share']:.1%} of the time, for a limit ({limit}) and not for "
+            f"memory: {room:.1%} of it was to be had meanwhile, so kv_saturated shows no full memory"
         )
 
 

@@ -67,6 +67,9 @@ _NO_EVENTS = StepOutcome()[1:]
 MOST_PLANNED = 2
 """Plans that are not applied yet: in asynchronous scheduling the one that runs, and the next."""
 
+MEMORY_WAITS = frozenset(("", "blocks", "promises"))
+"""What the head of the line waits for while memory is short, or nobody says."""
+
 NEVER = -1
 """A time that did not come."""
 
@@ -192,6 +195,8 @@ class Integrals:
     parts: list[int] = field(default_factory=lambda: [0] * 6)
     saturated_ns: int = 0
     saturated_parts: list[int] = field(default_factory=lambda: [0] * 6)
+    limited_ns: dict[str, int] = field(default_factory=dict)
+    """By what the head of the line waited for, where that was not memory (see `StepPlan.head_wait`)."""
     running: int = 0
     sequences: int = 0
     waiting: int = 0
@@ -551,12 +556,20 @@ class Recorder:
             "largest_hole": usage.largest_hole,
             "logical_blocks": usage.num_logical,
         }
+        self._note_limits(plan.head_wait, np.where(columns["num_waiting"] > 0, columns["duration_ns"], 0))
         chunk = np.column_stack([columns[name] for name in STEP_FIELDS])
         first = STEP_COLUMN[Parts._fields[0]]
         for row, odd in enumerate(parts):
             if odd is not None:
                 chunk[row, first : first + len(odd)] = odd
         return chunk
+
+    def _note_limits(self, head_waits: tuple[str, ...], saturated: IntArray) -> None:
+        """How long the head of the line was held back by something else than memory."""
+        limited = self.integrals.limited_ns
+        for limit in sorted(set(head_waits) - MEMORY_WAITS):
+            held = np.array([one == limit for one in head_waits])
+            limited[limit] = limited.get(limit, 0) + int(saturated[held].sum())
 
     def _integrate(self, chunk: IntArray) -> None:
         self._check_chunk(chunk)

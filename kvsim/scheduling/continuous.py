@@ -384,7 +384,10 @@ class ContinuousScheduler(TokenEmission):
                 set_aside.append(self.waiting.pop_head())
             elif not self._admit(group, step):
                 break
+        if self.waiting and step.budget <= 0 and not step.head_wait:
+            step.head_wait = "token budget"
         if set_aside:
+            step.head_wait = step.head_wait or "LoRA limit"
             self.waiting.put_back(set_aside)
 
     def is_set_aside(self, group: Group) -> bool:

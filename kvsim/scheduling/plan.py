@@ -43,6 +43,15 @@ class Preemption(NamedTuple):
     """It was to be swapped and could not be, for want of room on the host: it is recomputed."""
 
 
+LIMITS = {
+    "sequence limit": "max_num_seqs",
+    "token budget": "max_num_batched_tokens",
+    "padding limit": "max_paddings",
+    "LoRA limit": "max_loras",
+}
+"""Reasons to wait (`StepPlan.head_wait`) that are numbers of the scheduler's."""
+
+
 def pushed_out(preempted: tuple[Preemption, ...]) -> list[Group]:
     """The groups that were preempted, each once however many samples it runs."""
     return list(dict.fromkeys(preemption.seq.group for preemption in preempted if preemption.seq.group))
