@@ -369,7 +369,7 @@ def _unfound_shares(resolved: ResolvedScenario, engine: Engine, summary: dict[st
         )
     elif not shares.num_short and resolved.origin(_CACHING) in ("file", "command line"):
         yield (
-            f"{resolved.where(_CACHING)}: {dotted(_CACHING)}: is on, and no two prompts of this workload begin alike: "
+            f"{dotted(_CACHING)}: is on, and no two prompts of this workload begin alike: "
             f"only preempted requests can find what they left; {_how_to_share(resolved.scenario)}"
         )
 

@@ -132,6 +132,6 @@ def test_turns_that_were_left_out_have_no_prompt() -> None:
     workload = {"num_requests": 6, "lengths": lengths, "sessions": sessions}
     assert "no two prompts" in told(run(None, workload=workload))[0]
     assert told(run(None, workload=workload | {"content": content})) == [
-        "scenario: allocator.enable_prefix_caching: is on, and no two prompts of this workload begin alike: only "
+        "allocator.enable_prefix_caching: is on, and no two prompts of this workload begin alike: only "
         "preempted requests can find what they left; workload.content and workload.sessions say what they share"
     ]

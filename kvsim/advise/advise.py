@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,8 +123,15 @@ def _chance(lab: Lab) -> Iterator[str]:
 
 def _warnings(lab: Lab) -> list[str]:
     """What came up only while runs ran: a cost profile left behind, outputs cut, requests that no variant can serve."""
-    rows = [{"run": run.number, "seed": run.seed, "warnings": run.summary.get("warnings")} for run in lab.log]
+    rows = [{"run": run.number, "seed": run.seed, "warnings": json.dumps(list(_told_by(run)))} for run in lab.log]
     return told(rows, ("run",), "runs")
+
+
+def _told_by(run: Run) -> Iterator[str]:
+    """The warnings of a run, without those that a value is of no use which was tried for an answer."""
+    for text in json.loads(run.summary.get("warnings") or "[]"):
+        if not any(text.startswith(f"{key}: ") for key in run.values):
+            yield text
 
 
 def _on_blocks(base: ResolvedScenario) -> tuple[ResolvedScenario, tuple[str, ...]]:

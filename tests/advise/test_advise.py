@@ -186,3 +186,11 @@ def share_in_fresh_runs(scenario: Path, values: dict[str, Any]) -> float:
         good = (summary["request_goodput"] or 0.0) * summary["duration"]  # nothing is served where all are rejected
         shares.append(good / summary["num_requests"])
     return statistics.mean(shares)
+
+
+def test_what_an_answer_switches_on_is_no_wish_of_the_users() -> None:
+    """Whether a prefix cache helps is tried; that it finds nothing is the answer, and no news about the scenario."""
+    text = "allocator.enable_prefix_caching: is on, and no two prompts of this workload begin alike"
+    assert not any(text in note for note in advise(TINY, jobs=1).notes)
+    asked = advise(TINY, jobs=1, **{"allocator.enable_prefix_caching": True}).notes
+    assert sum(text in note for note in asked) == 1
