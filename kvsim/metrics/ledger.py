@@ -111,6 +111,8 @@ class Ledger:
         """Slots of the ring that a sliding window leaves each sequence; 0 without one."""
         self._has_promises = hasattr(scheduler, "num_promised_blocks")
         self._is_always_odd = self._window_slots > 0 or self._has_promises or self._has_leaks
+        self.may_be_odd = self._is_always_odd or self._is_contiguous
+        """`odd_parts` may be asked for although no table shares a block."""
         if self._window_slots:
             self.expect_early_ends(self._clock)
 
@@ -129,8 +131,11 @@ class Ledger:
 
     def count_quiet(self, plan: StepPlan) -> None:
         """The same for a plan that `is_quiet`."""
-        if plan.grown:
+        grown = plan.grown
+        if grown and self.dates_growth:
             self._regrow(plan)
+        elif grown:
+            self._cross(grown, plan.tick)
         self.stored += plan.shape.num_decodes
         self.num_planned += 1
 
@@ -235,9 +240,10 @@ class Ledger:
 
     def _cross(self, crossed: tuple[Sequence, ...], tick: int) -> None:
         """Each took one block and has one token in it: for those who end before the next one, it was the last."""
-        next_tick = tick + self.block_size
-        for seq in [seq for seq in crossed if seq.finish_tick < next_tick - 1]:
-            self._exceed(self._held[seq.seq_id], next_tick - 1 - seq.finish_tick)
+        last_tick = tick + self.block_size - 1
+        for seq in crossed:
+            if seq.finish_tick < last_tick:
+                self._exceed(self._held[seq.seq_id], last_tick - seq.finish_tick)
 
     def _exceed(self, held: _Held, over: int) -> None:
         self.over += over - held.over

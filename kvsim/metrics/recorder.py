@@ -216,6 +216,7 @@ class Recorder:
     ) -> None:
         kept = frozenset(record)
         self.scheduler = scheduler
+        self._usage = scheduler.allocator.usage
         self.ledger = Ledger(scheduler, self._on_release)
         self.capacity = self.ledger.capacity
         self.check = check
@@ -278,14 +279,16 @@ class Recorder:
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
         """The step begins: measure memory and note what the plan decided."""
-        usage = self.scheduler.allocator.usage()
+        usage = self._usage()
         ledger = self.ledger
         if plan.is_quiet:
             ledger.count_quiet(plan)
         else:
             ledger.count(plan)
             self._on_moves(plan, now)
-        parts = ledger.odd_parts(plan, usage)
+        # Who shares a tail names its block again.
+        may_be_odd = ledger.may_be_odd or usage.num_logical != usage.num_used
+        parts = ledger.odd_parts(plan, usage) if may_be_odd else None
         self._planned.append((plan, usage, ledger.stored, ledger.over, parts))
         if self._num_forked:
             self._on_forked_growth(plan)
@@ -420,14 +423,14 @@ class Recorder:
         planned = self._planned.popleft()
         while planned[0] is not plan:
             planned = self._planned.popleft()
-        gaps, num_regular = self.gaps, NO_TICK
+        num_emitted, num_regular = outcome.num_emitted_tokens, NO_TICK
         if outcome[1:] != _NO_EVENTS:
-            num_regular = gaps.on_step(plan, outcome, end_ns)
+            num_regular = self.gaps.on_step(plan, outcome, end_ns)
             self._on_events(outcome, end_ns)
         elif plan.is_decode_tick:
-            num_regular = gaps.on_tick(outcome.num_emitted_tokens, plan.skipped, end_ns)
+            num_regular = self.gaps.on_tick(num_emitted, plan.skipped, end_ns)
         applied = self._applied
-        applied.append((start_ns, end_ns, outcome.num_emitted_tokens, num_regular, planned))
+        applied.append((start_ns, end_ns, num_emitted, num_regular, planned))
         if self.ledger.dates_growth:
             self.ledger.on_step(end_ns - start_ns, plan.num_waiting > 0)
         if len(applied) >= CHUNK_ROWS:

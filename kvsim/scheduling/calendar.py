@@ -8,7 +8,7 @@ order in which a loop over all running sequences would meet them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
@@ -24,7 +24,7 @@ class Calendar:
     `num_in_flight` ticks were planned and not yet applied. `context_tokens` is the sum of the members' stored tokens.
     """
 
-    __slots__ = ("block_size", "context_tokens", "finish_at", "num_in_flight", "num_seqs", "ring", "tick")
+    __slots__ = ("block_size", "context_tokens", "finish_at", "id_ring", "num_in_flight", "num_seqs", "ring", "tick")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -33,6 +33,8 @@ class Calendar:
         self.num_seqs = 0
         self.context_tokens = 0
         self.ring: list[list[Sequence]] = [[] for _ in range(block_size)]
+        self.id_ring: list[list[int]] = [[] for _ in range(block_size)]
+        """The sequence ids of each bucket, in the same order: what the allocator is asked with."""
         self.finish_at: dict[int, list[Sequence]] = {}
 
     def join(self, seq: Sequence) -> None:
@@ -41,7 +43,11 @@ class Calendar:
         offset = computed - self.tick
         finish_tick = seq.final_len - offset - 1
         seq.join_tick, seq.join_offset, seq.finish_tick = self.tick, offset, finish_tick
-        insort(self.ring[-offset % self.block_size], seq, key=_rank)
+        bucket = -offset % self.block_size
+        members = self.ring[bucket]
+        place = bisect_right(members, seq.rank, key=_rank)
+        members.insert(place, seq)
+        self.id_ring[bucket].insert(place, seq.seq_id)
         self.finish_at.setdefault(finish_tick, []).append(seq)
         self.num_seqs += 1
         self.context_tokens += computed
@@ -49,8 +55,10 @@ class Calendar:
     def leave(self, seq: Sequence) -> None:
         """A member stops decoding; it is settled."""
         self.settle(seq)
-        bucket = self.ring[-seq.join_offset % self.block_size]
-        del bucket[bisect_left(bucket, seq.rank, key=_rank)]
+        bucket = -seq.join_offset % self.block_size
+        members = self.ring[bucket]
+        place = bisect_left(members, seq.rank, key=_rank)
+        del members[place], self.id_ring[bucket][place]
         ending = self.finish_at.get(seq.finish_tick)
         if ending is not None:
             ending.remove(seq)
@@ -72,6 +80,10 @@ class Calendar:
     def crossing(self) -> list[Sequence]:
         """Members whose token of this tick needs a new block, in running order (not a copy)."""
         return self.ring[self.tick % self.block_size]
+
+    def crossing_ids(self) -> list[int]:
+        """The sequence ids of `crossing` (not a copy)."""
+        return self.id_ring[self.tick % self.block_size]
 
     def filling(self) -> list[Sequence]:
         """Members whose token of this tick fills a block, in running order (not a copy)."""

@@ -61,7 +61,7 @@ class ContinuousScheduler(TokenEmission):
         """All phases at once, for a step in which every running sequence decodes and goes on."""
         calendar = self.calendar
         tick, num_seqs = calendar.tick, calendar.num_seqs
-        num_grown = self._grow_members(crossing)
+        num_grown = self._grow_crossing()
         assert num_grown == len(crossing), "every member of the calendar crosses into one new block"
         self.num_table_entries += num_grown
         self._note_quiet(tick)
@@ -161,8 +161,8 @@ class ContinuousScheduler(TokenEmission):
         self._grow(seq, num_tokens - self.allocator.num_tokens(seq.seq_id), step)
 
     def _cross_many(self, crossing: Seq[Sequence], step: PlanBuilder) -> int:
-        """Give a block to each, as long as there are blocks; returns to how many."""
-        num_new = self._grow_members(crossing)
+        """Give a block to each who crosses, as long as there are blocks; returns to how many."""
+        num_new = self._grow_crossing()
         step.grown += crossing[:num_new]
         step.num_crossed = num_new
         self.num_table_entries += num_new
@@ -170,12 +170,11 @@ class ContinuousScheduler(TokenEmission):
         step.num_new_rows += num_new
         return num_new
 
-    def _grow_members(self, members: Seq[Sequence]) -> int:
-        """Each stores a token in a new block; returns how many there were blocks for."""
-        if not members:
-            return 0
+    def _grow_crossing(self) -> int:
+        """Each who crosses at this tick stores a token in a new block; returns how many there were blocks for."""
+        seq_ids = self.calendar.crossing_ids()
         allocator: Any = self.allocator
-        return int(allocator.grow_each(list(map(_seq_id, members))))
+        return allocator.grow_each(seq_ids) if seq_ids else 0
 
     def _fill_members(self, members: Seq[Sequence]) -> None:
         """Each fills its last block, which is findable from here on."""

@@ -15,9 +15,9 @@ class TokenEmission(EngineState):
 
     def complete(self, plan: StepPlan) -> StepOutcome:
         """Apply the oldest plan that is not applied yet; a plan in which nothing runs may be left out."""
-        if not plan.shape.num_decodes and not plan.prefills:
-            return StepOutcome()
-        return self._apply(self._in_flight.popleft())
+        if plan.is_quiet or plan.shape.num_decodes or plan.prefills:
+            return self._apply(self._in_flight.popleft())
+        return StepOutcome()
 
     def _apply(self, step: PendingStep) -> StepOutcome:
         """Emit the tokens of a step: forks, joins, ends."""

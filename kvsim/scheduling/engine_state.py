@@ -267,6 +267,17 @@ class EngineState:
 
         Samples and beams that are not forked yet have a seat, but nothing runs for them.
         """
+        if self._moved:
+            self._count_extras()
+        return (
+            len(self.running) - self._num_extra_running,
+            self.calendar.num_seqs + len(self.stepwise),
+            len(self.waiting) - self._num_extra_waiting,
+            len(self.swapped),
+        )
+
+    def _count_extras(self) -> None:
+        """Running and waiting groups whose request has another one that does."""
         for request_id in self._moved:
             states = [group.seqs[0].status for group in self.groups.get(request_id, ())]
             extras = max(0, states.count(Status.RUNNING) - 1), max(0, states.count(Status.WAITING) - 1)
@@ -276,13 +287,6 @@ class EngineState:
             if any(extras):
                 self._extras[request_id] = extras
         self._moved.clear()
-        num_running, num_waiting = len(self.running), len(self.waiting)
-        return (
-            num_running - self._num_extra_running,
-            self.calendar.num_seqs + len(self.stepwise),
-            num_waiting - self._num_extra_waiting,
-            len(self.swapped),
-        )
 
     def _note_move(self, group: Group) -> None:
         if self.splits_samples and group.request.sampling.n > 1:
@@ -322,7 +326,7 @@ class EngineState:
         for step in self._in_flight:
             if step.is_decode_tick and seq.join_tick <= step.tick:
                 step.num_bulk -= 1
-                step.decodes.append(seq)
+                step.decodes = [*step.decodes, seq]
         self.calendar.leave(seq)
 
     def _start_running(self, group: Group) -> None:

@@ -162,7 +162,7 @@ class StepPlan(NamedTuple):
     """Asynchronous scheduling: decodes of sequences that end with the step in flight, unforeseen. What they store is
     never read: hindsight for the ledger."""
     is_quiet: bool = False
-    """Nothing but decodes that go on, of which those in `grown` took a block each: all other lists are empty."""
+    """Nothing but decodes that go on, of which those in `grown` crossed (all of them): the other lists are empty."""
 
     @property
     def is_empty(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 import simpy
+from simpy.events import NORMAL
 
 from kvsim.cost.interface import CostModel
 from kvsim.request import Sequence
@@ -51,6 +52,23 @@ def changes_nothing(plan: StepPlan) -> bool:
     return plan.is_empty and not plan.preempted and not plan.rejected
 
 
+class StepEnd(simpy.Event):
+    """The end of the step under way: one event, which is scheduled again for each step once it was processed."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+
+    def after(self, delay_ns: Ns) -> StepEnd:
+        """Happen `delay_ns` from now on."""
+        if delay_ns < 0:
+            raise ValueError(f"Negative delay {delay_ns}")
+        self.callbacks = []
+        self.env.schedule(self, NORMAL, delay_ns)
+        return self
+
+
 class Server:
     """Runs a scheduler on a clock until the source is dry and nothing is left to do."""
 
@@ -78,11 +96,13 @@ class Server:
         """The loop: take what is due, plan, let the step's time pass, apply it."""
         env, scheduler, clock = self.env, self.scheduler, self.clock
         schedule, complete, step_ns = scheduler.schedule, scheduler.complete, self.cost.step_ns
-        source, aborts, timeout = self.source, self._aborts, env.timeout
+        source, aborts, timeout, step_end = self.source, self._aborts, env.timeout, StepEnd(env)
         on_plan = [observer.on_plan for observer in self.observers]
         on_step = [observer.on_step for observer in self.observers]
         wake_ns = source.next_ns()
         end_ns = int(env.now)
+        # Work goes only with a request that ends: at other times nobody need be asked whether some is left.
+        may_be_done = True
         while True:
             # Nobody else moves the clock.
             start_ns = end_ns
@@ -91,12 +111,14 @@ class Server:
             if aborts or (wake_ns is not None and wake_ns <= start_ns):
                 self.take_due(start_ns)
                 wake_ns = source.next_ns()
-            if not scheduler.has_work:
+                may_be_done = True
+            if may_be_done and not scheduler.has_work:
                 if wake_ns is None:
                     return
                 yield timeout(wake_ns - start_ns)
                 end_ns = wake_ns
                 continue
+            may_be_done = False
             plan = schedule(start_ns)
             for notify in on_plan:
                 notify(plan, start_ns)
@@ -107,7 +129,7 @@ class Server:
                 yield timeout(end_ns - start_ns)
                 continue
             duration_ns = step_ns(shape)
-            yield timeout(duration_ns)
+            yield step_end.after(duration_ns)
             end_ns = start_ns + duration_ns
             if clock is not None:
                 clock.now_ns = end_ns
@@ -119,6 +141,7 @@ class Server:
             if outcome.finished_requests or plan.rejected:
                 self._tell_ends(plan, outcome, end_ns)
                 wake_ns = source.next_ns()
+                may_be_done = True
 
     def _count_fruitless(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Preemptions since the last token: the engines' own guard is off where their faults are asked for."""

@@ -12,11 +12,12 @@ from scheduling.stepping import drive, paged, request
 
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.paged import PagedAllocator
-from kvsim.request import Group, Request
+from kvsim.request import Group, Request, Sequence
+from kvsim.scheduling.builder import quiet_plan
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.scheduling.paged import PagedScheduler
-from kvsim.scheduling.plan import StepOutcome, StepPlan
+from kvsim.scheduling.plan import StepOutcome, StepPlan, StepShape
 from kvsim.scheduling.policies import Running
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
@@ -322,3 +323,25 @@ def test_rivals_of_equal_priority_both_finish_unless_the_fault_is_asked_for(engi
     assert rivals(v1(4, 4, **keywords)).finished_at.keys() == {"A", "B"}
     with pytest.raises(AssertionError, match="not done after 300 steps"):
         rivals(v1(4, 4, upstream_faults=True, **keywords))
+
+
+def test_quiet_plan_has_every_field() -> None:
+    grown = (Sequence(5, request("r", 16, 8)),)
+    plan = quiet_plan(7, 4, 3, 40, grown, 9, (2, 3, 1, 0), (True, 32, "blocks"))
+    shape = StepShape(3, 40, num_table_updates=1, num_table_rows=1, num_table_entries=9, num_alloc_decisions=1)
+    assert plan == StepPlan(
+        7,
+        shape,
+        is_decode_tick=True,
+        grown=grown,
+        num_running=2,
+        num_sequences=3,
+        num_waiting=1,
+        num_swapped=0,
+        waits_for_memory=True,
+        head_slots=32,
+        head_wait="blocks",
+        num_crossed=1,
+        tick=4,
+        is_quiet=True,
+    )
