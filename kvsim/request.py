@@ -92,6 +92,9 @@ class Status(StrEnum):
     ABORTED = "aborted"
 
 
+WAITING, RUNNING, FINISHED = Status.WAITING, Status.RUNNING, Status.FINISHED
+"""Members that every request comes by: to find one in its enum takes a call."""
+
 LEGAL_MOVES: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.RUNNING, Status.REJECTED, Status.ABORTED, Status.FINISHED}),
     Status.RUNNING: frozenset({Status.WAITING, Status.SWAPPED, Status.FINISHED, Status.ABORTED}),
@@ -138,7 +141,7 @@ class Sequence:
         self.seq_id = seq_id
         self.request = request
         self.sample = sample
-        self.status = Status.WAITING
+        self.status = WAITING
         self.prompt_len = request.prompt_len
         self.output_len = request.sample_len(sample)
         self.final_len = self.prompt_len + self.output_len - 1
@@ -188,7 +191,7 @@ class Group:
 
     __slots__ = ("is_beam", "next_place", "order", "request", "seqs", "unforked", "was_preempted")
 
-    def __init__(self, request: Request, seqs: list[Sequence], *, is_beam: bool = False) -> None:
+    def __init__(self, request: Request, seqs: list[Sequence], is_beam: bool = False) -> None:
         self.request = request
         self.seqs = seqs[:1]
         self.unforked = seqs[1:]

@@ -209,7 +209,8 @@ class Ledger:
         if seq.seq_id in self._held:
             return
         slots = self._num_slots(seq.seq_id)
-        over = max(0, slots - _len_in_place(seq))
+        surplus = slots - _len_in_place(seq)
+        over = surplus if surplus > 0 else 0
         self._held[seq.seq_id] = _Held(slots, over, tail or object(), self.num_planned)
         self.over += over
 

@@ -8,6 +8,7 @@ follows a prefill, a pause or a skipped step have a gap of their own, and those 
 from __future__ import annotations
 
 import operator
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from kvsim.memory.interface import Usage
-from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable
+from kvsim.metrics.columns import CHUNK_ROWS, IntArray, RowTable, int_array, packed
 from kvsim.metrics.ledger import Clock, Ledger, Parts, check_parts, plain_parts, recount
-from kvsim.request import Request, Sequence, Status
+from kvsim.request import FINISHED, WAITING, Request, Sequence, Status
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import (
     Admission,
@@ -105,7 +106,7 @@ class RequestLog:
         self.request = request
         self.index = index
         """Its number in order of submission."""
-        self.status = Status.WAITING
+        self.status = WAITING
         self.reason = ""
         self.first_scheduled_ns = NEVER
         self.first_token_ns = NEVER
@@ -142,7 +143,15 @@ def _column(values: tuple[int, ...]) -> IntArray:
     # Most columns of most runs stand still, and counting is several times as fast as converting.
     if values[-1] == first and values.count(first) == num_rows:
         return np.full(num_rows, first, np.int64)
-    return np.fromiter(values, np.int64, len(values))
+    return int_array(values)
+
+
+def _times(values: tuple[Ns, ...]) -> IntArray:
+    """Points in time; floats, if a cost model counts in those."""
+    try:
+        return packed(values)
+    except struct.error:
+        return np.array(values)
 
 
 def _product(weights: IntArray, values: IntArray) -> int:
@@ -159,6 +168,8 @@ def _num_refused(preempted: tuple[Preemption, ...]) -> int:
 
 def _sums(values: tuple[Any, ...], count: Callable[[Any], int]) -> IntArray:
     """A count of what happened in each step; nothing did in most."""
+    if not any(values):
+        return np.zeros(len(values), np.int64)
     return _column(tuple([count(value) if value else 0 for value in values]))
 
 
@@ -449,7 +460,7 @@ class Recorder:
         for seq in outcome.ended + outcome.pruned:
             self._on_sequence_end(seq)
         for request_id in outcome.finished_requests:
-            self._end(live.pop(request_id), Status.FINISHED, "", end_ns)
+            self._end(live.pop(request_id), FINISHED, "", end_ns)
 
     def _on_fork(self, parent: Sequence, child: Sequence) -> None:
         log = self.live[parent.request.request_id]
@@ -512,7 +523,7 @@ class Recorder:
         self.totals.num_emitted_tokens += sum(num_emitted)
         emitting = (end_ns for end_ns, num in zip(reversed(ends), reversed(num_emitted), strict=True) if num)
         self.totals.last_token_ns = next(emitting, self.totals.last_token_ns)
-        times = StepTimes(np.array(starts), np.array(ends), np.array(num_regular))
+        times = StepTimes(_times(starts), _times(ends), int_array(num_regular))
         self.gaps.add_ticks(times)
         chunk = self._step_chunk(times, *zip(*planned, strict=True))
         if self.keeps_steps:
@@ -702,7 +713,7 @@ class Gaps:
             self.on_skipped(held_back)
         if plan.is_decode_tick:
             num_decoded = outcome.num_emitted_tokens - len(outcome.started) - len(outcome.delivered)
-            num_regular = self.on_tick(max(0, num_decoded), plan.skipped + held_back, end_ns)
+            num_regular = self.on_tick(num_decoded if num_decoded > 0 else 0, plan.skipped + held_back, end_ns)
         if outcome.started:
             self._on_started(outcome, end_ns)
         for seq in outcome.pruned:
@@ -722,7 +733,7 @@ class Gaps:
         self.table.rows += [(end_ns - start_ns, 1) for start_ns in self._fresh.values()]
         num_decoded -= len(self._fresh)
         self._fresh = kept
-        return max(0, num_decoded)
+        return num_decoded if num_decoded > 0 else 0
 
     def add_ticks(self, times: StepTimes) -> None:
         """Steps in a row: a regular token's gap is the time between two decode ticks."""
@@ -809,10 +820,11 @@ class EndedRequests:
         """A request is over, or the run is."""
         request = log.request
         self.count[status] += 1
-        self.num_cut += status == Status.FINISHED and log.longest_output < request.longest_output_len
-        if status == Status.REJECTED and self.first_rejected is None:
+        if status == FINISHED:
+            self.num_cut += log.longest_output < request.longest_output_len
+        elif status == Status.REJECTED and self.first_rejected is None:
             self.first_rejected = (request.request_id, log.reason)
-        row: tuple[int, ...] = (
+        row = (
             STATUS_CODE[status],
             request.arrival_ns,
             request.prompt_len,
@@ -820,21 +832,21 @@ class EndedRequests:
             log.finish_ns,
             request.priority,
             log.longest_output,
+            # Beyond the fields of the summary.
+            log.index,
+            log.num_output_tokens,
+            log.first_scheduled_ns,
+            log.num_preemptions,
+            log.num_recomputed_tokens,
+            log.prefix_hit_tokens,
+            log.num_cow_copies,
+            log.peak_blocks,
         )
         if self.keep_rows:
             self.request_ids.append(request.request_id)
             self.reasons.append(log.reason)
-            row = (
-                *row,
-                log.index,
-                log.num_output_tokens,
-                log.first_scheduled_ns,
-                log.num_preemptions,
-                log.num_recomputed_tokens,
-                log.prefix_hit_tokens,
-                log.num_cow_copies,
-                log.peak_blocks,
-            )
-        self.table.rows.append(row)
+            self.table.rows.append(row)
+        else:
+            self.table.rows.append(row[: len(self.SUMMARY_FIELDS)])
         if len(self.table.rows) >= CHUNK_ROWS:
             self.table.take_chunk()

@@ -126,7 +126,7 @@ class PlanBuilder(PendingStep):
             context_tokens,
             () if is_quiet else tuple([(start, num_tokens) for _, start, num_tokens, _ in prefills]),
             len(copies),
-            0 if is_quiet else sum(copy.num_tokens for copy in copies),
+            sum(copy.num_tokens for copy in copies) if copies else 0,
             len(self.swap_out),
             len(self.swap_in),
             self.num_new_entries,
@@ -274,7 +274,7 @@ class OutcomeBuilder:
         """Beam groups of which a member had its turn."""
 
     def build(self) -> StepOutcome:
-        return StepOutcome(
+        outcome = (
             self.num_emitted,
             tuple(self.started),
             tuple(self.ended),
@@ -282,8 +282,11 @@ class OutcomeBuilder:
             tuple(self.forks),
             tuple(self.finished_requests),
             tuple(self.delivered),
-            held_back=tuple(self.held_back),
+            (),
+            (),
+            tuple(self.held_back),
         )
+        return _new(StepOutcome, outcome)
 
 
 @lru_cache(maxsize=4096)

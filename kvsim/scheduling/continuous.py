@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch
-from kvsim.request import Group, Sequence, Status
+from kvsim.request import RUNNING, Group, Sequence, Status
 from kvsim.scheduling.builder import UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.emission import TokenEmission
@@ -31,6 +31,7 @@ from kvsim.scheduling.plan import (
 from kvsim.types import AllocStatus, KvsimError, Ns, OutOfBlocks
 
 _seq_id = attrgetter("seq_id")
+_OK = AllocStatus.OK
 
 
 class LivelockError(KvsimError):
@@ -89,7 +90,7 @@ class ContinuousScheduler(TokenEmission):
         step = PlanBuilder(self.num_steps, self.calendar.tick, self.max_num_batched_tokens, threshold)
         for seq in self._forked:
             # Who ended as soon as it was there needs no row.
-            if seq.status is Status.RUNNING:
+            if seq.status is RUNNING:
                 step.note_row(seq, self._count_entries((seq,)))
         self._forked.clear()
         self.num_steps += 1
@@ -105,7 +106,7 @@ class ContinuousScheduler(TokenEmission):
 
     def _continue_running(self, step: PlanBuilder) -> None:
         for seq in self._due(step):
-            if seq.status is not Status.RUNNING:
+            if seq.status is not RUNNING:
                 continue
             if seq.join_tick >= 0:
                 self._continue_member(seq, step)
@@ -398,14 +399,17 @@ class ContinuousScheduler(TokenEmission):
         leader = group.seqs[0]
         known = group.num_known_tokens
         prefix = self._match(leader, known)
-        num_tokens = min(known - prefix.num_tokens, step.threshold)
+        num_tokens = known - prefix.num_tokens
+        if num_tokens > step.threshold:
+            num_tokens = step.threshold
         if num_tokens > step.budget:
             if not self.enable_chunked_prefill:
                 step.head_wait = "token budget"
                 return False
             num_tokens = step.budget
         end = prefix.num_tokens + num_tokens
-        if not self._has_room(group, self._num_gate_tokens(group) if self.admits_full_prompt else end, prefix, step):
+        asked = self._num_gate_tokens(group, known) if self.admits_full_prompt else end
+        if not self._has_room(group, asked, prefix, step):
             step.waits_for_memory = True
             return False
         self.waiting.pop_head()
@@ -418,10 +422,10 @@ class ContinuousScheduler(TokenEmission):
         step.prefills.append(PrefillChunk(leader, prefix.num_tokens, num_tokens, is_last))
         return True
 
-    def _num_gate_tokens(self, group: Group) -> int:
+    def _num_gate_tokens(self, group: Group, known: int) -> int:
         """What whole-prompt admission asks room for: all known tokens, of siblings that will fork again as well."""
-        if not self._forks_again(group):
-            return group.num_known_tokens
+        if not group.unforked or not self._forks_again(group):
+            return known
         longest = max(seq.num_tokens for seq in group.members)
         return self._num_worst_blocks(group, longest) * self.allocator.block_size
 
@@ -439,10 +443,11 @@ class ContinuousScheduler(TokenEmission):
             step.head_wait = "gate"
             return False
         reserved = self._num_reserved(group.seqs[0], num_tokens) if self.reservation else 0
-        watermark = self.watermark_blocks if self.running else 0
-        kept = watermark + self._num_sibling_blocks(group, num_tokens)
+        kept = self.watermark_blocks if self.running else 0
+        if group.unforked:
+            kept += self._num_sibling_blocks(group, num_tokens)
         status = self.allocator.can_allocate(num_tokens, prefix=prefix, reserve_tokens=reserved, watermark_blocks=kept)
-        if status is AllocStatus.OK:
+        if status is _OK:
             return True
         step.head_wait = "blocks"
         step.head_slots = num_tokens + reserved
@@ -472,7 +477,7 @@ class ContinuousScheduler(TokenEmission):
         leader, known = group.seqs[0], group.num_known_tokens
         prefix = self._match(leader, known)
         end = min(known, prefix.num_tokens + self.max_num_batched_tokens)
-        num_tokens = self._num_gate_tokens(group) if self.admits_full_prompt else end
+        num_tokens = self._num_gate_tokens(group, known) if self.admits_full_prompt else end
         needed = -(-num_tokens // self.allocator.block_size) - len(prefix.block_ids) + prefix.num_revived
         if self.admits_full_prompt and self._forks_again(group):
             return f"{_blocks(needed)} for what its {group.num_seats} sequences held before"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from kvsim.request import Group, Sequence, Status
+from kvsim.request import FINISHED, RUNNING, Group, Sequence
 from kvsim.scheduling.builder import OutcomeBuilder, PendingStep, quiet_outcome
 from kvsim.scheduling.engine_state import RANKS_PER_GROUP, EngineState, by_rank
 from kvsim.scheduling.plan import Fork, StepOutcome, StepPlan
@@ -51,7 +51,7 @@ class TokenEmission(EngineState):
         for chunk in step.prefills:
             seq = chunk.seq
             group = seq.group
-            if seq.status is not Status.RUNNING or group is None:
+            if seq.status is not RUNNING or group is None:
                 continue
             children: list[Sequence] = []
             if group.unforked and seq.num_computed_tokens == seq.prompt_len:
@@ -66,7 +66,7 @@ class TokenEmission(EngineState):
 
     def _apply_decodes(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for seq in step.decodes:
-            if seq.status is Status.RUNNING:
+            if seq.status is RUNNING:
                 self._emit(seq, outcome)
 
     def _fork_samples(self, group: Group, outcome: OutcomeBuilder) -> list[Sequence]:
@@ -82,7 +82,7 @@ class TokenEmission(EngineState):
         keys = self._keys(child) if self.enable_prefix_caching and not group.is_beam else None
         allocator.fork(parent.seq_id, child.seq_id, keys=keys)
         child.num_computed_tokens = parent.num_computed_tokens
-        child.status = Status.RUNNING
+        child.status = RUNNING
         group.seqs.append(child)
         child.rank = group.order * RANKS_PER_GROUP + group.next_place
         group.next_place += 1
@@ -164,7 +164,7 @@ class TokenEmission(EngineState):
         else:
             self.stepwise.remove(seq)
         self._free(seq)
-        seq.status = Status.FINISHED
+        seq.status = FINISHED
         self.num_seats -= group.num_seats
         group.seqs.remove(seq)
         if group.seqs:

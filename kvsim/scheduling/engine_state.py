@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from kvsim.memory.interface import KVAllocator
 from kvsim.memory.prefix_cache import PrefixKeys
-from kvsim.request import Group, Request, Sequence, Status
+from kvsim.request import RUNNING, Group, Request, Sequence, Status
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import UNLIMITED, PendingStep
 from kvsim.scheduling.calendar import Calendar
@@ -166,7 +166,7 @@ class EngineState:
     def _make_groups(self, request: Request) -> list[Group]:
         is_beam = request.sampling.beam_width > 0
         num_samples = 1 if is_beam else request.sampling.n
-        return [Group(request, [self._make_sequence(request, i) for i in range(num_samples)], is_beam=is_beam)]
+        return [Group(request, [self._make_sequence(request, i) for i in range(num_samples)], is_beam)]
 
     def _make_sequence(self, request: Request, sample: int) -> Sequence:
         seq = Sequence(self._num_sequences_made, request, sample)
@@ -179,7 +179,8 @@ class EngineState:
 
     def _max_output_len(self, request: Request) -> int:
         """Output tokens that a scheduler can foresee as the last: the request's limit, or the model's."""
-        return min(request.max_output_len, max(1, self.max_model_len - request.prompt_len))
+        longest = self.max_model_len - request.prompt_len
+        return request.max_output_len if request.max_output_len <= longest else max(1, longest)
 
     def _why_never(self, group: Group) -> str | None:
         request = group.request
@@ -188,12 +189,13 @@ class EngineState:
         if self.upstream_faults:
             return None
         stored = self._max_stored_tokens(request)
-        at_once = stored if self.may_preempt else request.prompt_len
-        if not self.enable_chunked_prefill and at_once > self.max_num_batched_tokens:
-            return (
-                f"may have to compute {at_once} tokens at once, "
-                f"max_num_batched_tokens is {self.max_num_batched_tokens} and enable_chunked_prefill is off"
-            )
+        if not self.enable_chunked_prefill:
+            at_once = stored if self.may_preempt else request.prompt_len
+            if at_once > self.max_num_batched_tokens:
+                return (
+                    f"may have to compute {at_once} tokens at once, "
+                    f"max_num_batched_tokens is {self.max_num_batched_tokens} and enable_chunked_prefill is off"
+                )
         if (num_seats := group.num_seats) > self.max_num_seqs:
             return f"runs {num_seats} sequences, max_num_seqs is {self.max_num_seqs}"
         if num_seats == 1 and not self.reservation and stored <= self.allocator.num_blocks * self.allocator.block_size:
@@ -227,7 +229,8 @@ class EngineState:
         return num_blocks + (group.num_seats - 1) * num_own
 
     def _max_stored_tokens(self, request: Request) -> int:
-        return min(request.max_stored_tokens, self.max_model_len - 1)
+        stored = request.max_stored_tokens
+        return stored if stored < self.max_model_len else self.max_model_len - 1
 
     def abort(self, request_id: str) -> tuple[Sequence, ...]:
         """End a request wherever it is; its sequences are settled, its blocks free at once."""
@@ -338,7 +341,7 @@ class EngineState:
         self.num_seats += group.num_seats
         group.next_place = len(group.seqs)
         for place, seq in enumerate(group.seqs):
-            seq.status = Status.RUNNING
+            seq.status = RUNNING
             seq.rank = order * RANKS_PER_GROUP + place
             self.stepwise.append(seq)
 
