@@ -19,6 +19,9 @@ from kvsim.scheduling.plan import (
     TableUpdate,
 )
 
+NOBODY_WAITS = (False, 0, "")
+"""`waits_for_memory`, `head_slots` and `head_wait` of a plan if no head of the line is refused."""
+
 UNLIMITED = 1 << 62
 """A token budget that no step exhausts."""
 
@@ -161,6 +164,11 @@ class PlanBuilder(PendingStep):
         return _new(StepPlan, plan + _PLAN_REST)
 
     @property
+    def head(self) -> tuple[bool, int, str]:
+        """What the plan says of the head of the line."""
+        return self.waits_for_memory, self.head_slots, self.head_wait
+
+    @property
     def is_quiet(self) -> bool:
         """Nothing happened but that members of the calendar took a block each."""
         return not (
@@ -225,7 +233,7 @@ def quiet_plan(
     grown: tuple[Sequence, ...],
     num_table_entries: int,
     counts: tuple[int, int, int, int],
-    head: tuple[bool, int, str] = (False, 0, ""),
+    head: tuple[bool, int, str] = NOBODY_WAITS,
 ) -> StepPlan:
     """The plan of a step of decodes that all go on; each of `grown` takes one block.
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch
 from kvsim.request import RUNNING, Group, Sequence, Status
-from kvsim.scheduling.builder import UNLIMITED, PendingStep, PlanBuilder, quiet_plan
+from kvsim.scheduling.builder import NOBODY_WAITS, UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.emission import TokenEmission
-from kvsim.scheduling.engine_state import by_rank, set_status
+from kvsim.scheduling.engine_state import Refusal, by_rank, set_status
 from kvsim.scheduling.plan import (
     Admission,
     Preemption,
@@ -50,13 +50,23 @@ class ContinuousScheduler(TokenEmission):
         return self._end_step(step)
 
     def _quiet_crossing(self) -> Seq[Sequence] | None:
-        """Who needs a block, if nobody waits, none but members of the calendar run, and there are blocks; else None."""
-        if self.stepwise or self.waiting or self.swapped or not self._is_plain or self._forked:
+        """Who needs a block, if only members of the calendar run, nobody is let in, and blocks are left; else None."""
+        if self.stepwise or self.swapped or not self._is_plain or self._forked:
             return None
         calendar = self.calendar
+        if not 0 < calendar.num_seqs <= self.max_num_batched_tokens or (self.waiting and self._refusal is None):
+            return None
         crossing = calendar.crossing()
-        has_room = len(crossing) <= self.allocator.num_free_blocks
-        return crossing if has_room and 0 < calendar.num_seqs <= self.max_num_batched_tokens else None
+        num_left = self.allocator.num_free_blocks - len(crossing)
+        is_quiet = num_left >= 0 and (not self.waiting or self._is_refused_again(num_left))
+        return crossing if is_quiet else None
+
+    def _is_refused_again(self, num_free_blocks: int) -> bool:
+        """The head of the line is the one that was refused, and there is no more room for it than there was."""
+        refusal = self._refusal
+        if refusal is None or refusal.group is not self.waiting.head():
+            return False
+        return num_free_blocks <= refusal.num_free_blocks and self.calendar.num_seqs < self.max_num_batched_tokens
 
     def _schedule_quiet(self, crossing: Seq[Sequence]) -> StepPlan:
         """All phases at once, for a step in which every running sequence decodes and goes on."""
@@ -78,6 +88,7 @@ class ContinuousScheduler(TokenEmission):
             tuple(crossing),
             self.num_table_entries,
             self._count_requests(),
+            self._refusal.head if self._refusal and self.waiting else NOBODY_WAITS,
         )
 
     def _note_quiet(self, tick: int) -> None:
@@ -87,6 +98,7 @@ class ContinuousScheduler(TokenEmission):
         threshold = self.long_prefill_token_threshold
         if not threshold or len(self.running) + len(self.waiting) + len(self.swapped) <= 1:
             threshold = UNLIMITED
+        self._refusal = None
         step = PlanBuilder(self.num_steps, self.calendar.tick, self.max_num_batched_tokens, threshold)
         for seq in self._forked:
             # Who ended as soon as it was there needs no row.
@@ -383,6 +395,8 @@ class ContinuousScheduler(TokenEmission):
             if self.is_set_aside(group):
                 set_aside.append(self.waiting.pop_head())
             elif not self._admit(group, step):
+                if self._remembers_refusals and step.head_wait == "blocks" and not set_aside:
+                    self._refusal = Refusal(group, self.allocator.num_free_blocks, step.head)
                 break
         if self.waiting and step.budget <= 0 and not step.head_wait:
             step.head_wait = "token budget"
@@ -535,7 +549,7 @@ class ContinuousScheduler(TokenEmission):
                 tuple(step.grown),
                 self.num_table_entries,
                 counts,
-                (step.waits_for_memory, step.head_slots, step.head_wait),
+                step.head,
             )
         has_entries = bool(step.prefills or step.decodes)
         context = self._count_stored(step) if has_entries else 0

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from operator import attrgetter
+from typing import NamedTuple
 
 from kvsim.memory.interface import KVAllocator
 from kvsim.memory.prefix_cache import PrefixKeys
@@ -28,6 +29,16 @@ _OUTPUT_SOURCES = 1 << 48
 """Endless texts from here on are outputs that the workload does not spell out: each sample says something else."""
 
 
+class Refusal(NamedTuple):
+    """The head of the line found too few blocks, and nobody was let in or pushed out since."""
+
+    group: Group
+    num_free_blocks: int
+    """Blocks that were free then: with no more than these it is refused again."""
+    head: tuple[bool, int, str]
+    """`waits_for_memory`, `head_slots` and `head_wait` of the plan."""
+
+
 class EngineState:
     """Base of the continuous engines; keywords carry vLLM's names.
 
@@ -36,6 +47,8 @@ class EngineState:
     `table_updates` of every plan. Raises ScenarioError for keywords that contradict each other.
     """
 
+    plans_ahead = False
+    """The server plans a step while the one before runs."""
     splits_samples = False
     """The samples of a request are admitted and preempted each for itself, a group each."""
 
@@ -123,6 +136,8 @@ class EngineState:
         self.num_rehit_tokens = 0
         self._grows_plainly = self._can_grow_plainly()
         self._is_plain = self._grows_plainly and self.reservation is None
+        self._refusal: Refusal | None = None
+        self._remembers_refusals = self._can_remember_refusals()
         self._in_flight: deque[PendingStep] = deque()
         self._moved: set[str] = set()
         """Requests of several groups of which one came, went, or changed its place since they were counted."""
@@ -147,6 +162,12 @@ class EngineState:
         is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
         can_do_many = hasattr(self.allocator, "grow_each")
         return can_do_many and not is_watched and not getattr(self.allocator, "window_blocks", 0)
+
+    def _can_remember_refusals(self) -> bool:
+        """Whether the head of the line gets its blocks depends on how many are free, and on nothing else that moves."""
+        asks_the_same = self.admits_full_prompt and self.enable_chunked_prefill and not self.plans_ahead
+        is_asked_once = not self.prefill_first and self.gate is None and not self.enable_prefix_caching
+        return self._is_plain and asks_the_same and is_asked_once
 
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""

@@ -345,3 +345,29 @@ def test_quiet_plan_has_every_field() -> None:
         tick=4,
         is_quiet=True,
     )
+
+
+@LOOPS
+def test_refused_head_is_let_in_when_there_is_room_or_another_head(engine_loop: str) -> None:
+    scheduler = paged(7, 4, engine_loop=engine_loop, scheduling_policy="priority")
+
+    def step() -> tuple[list[str], str, int]:
+        plan = scheduler.schedule(0)
+        scheduler.complete(plan)
+        return [one.seq.request.request_id for one in plan.admitted], plan.head_wait, plan.head_slots
+
+    scheduler.submit(request("a", 16, 12))
+    assert step() == (["a"], "", 0)
+    scheduler.submit(request("b", 14, 8))
+    assert [step() for _ in range(3)] == [([], "blocks", 14)] * 3, "4 blocks, and 2 are free"
+    scheduler.submit(request("c", 3, 8, priority=-1))
+    assert step() == (["c"], "blocks", 14), "a more urgent head that fits"
+    assert step() == ([], "blocks", 14)
+    scheduler.abort("a")
+    assert step() == (["b"], "", 0)
+    scheduler.abort("c")
+    scheduler.submit(request("d", 9, 2))
+    scheduler.submit(request("e", 13, 2))
+    assert step() == (["d"], "blocks", 13)
+    scheduler.abort("e")
+    assert step() == ([], "", 0), "nobody waits"
