@@ -6,7 +6,7 @@ changes nothing. Memory never executes a copy or a transfer: it returns them as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kvsim.tokens import Content
@@ -195,3 +195,18 @@ class KVAllocator(Protocol):
     def audit(self) -> None:
         """Recompute every law of the memory from scratch. Raises LawViolation."""
         ...
+
+
+def stands_for(allocator: object, shortcut: str, calls: Iterable[str]) -> bool:
+    """Whether an allocator has `shortcut`, and it still does what `calls` would do one by one.
+
+    Whoever derives an allocator and writes one of the calls anew inherits shortcuts that know nothing of it.
+    """
+    if any(name in getattr(allocator, "__dict__", ()) for name in calls):
+        return False
+    for cls in type(allocator).__mro__:
+        if shortcut in vars(cls):
+            return True
+        if any(name in vars(cls) for name in calls):
+            return False
+    return False

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import Any
 
-from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch
+from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch, stands_for
 from kvsim.request import RUNNING, Group, Sequence, Status
 from kvsim.scheduling.builder import NOBODY_WAITS, UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
@@ -309,7 +309,7 @@ class ContinuousScheduler(TokenEmission):
         surplus = {seq: allocator.num_tokens(seq.seq_id) - seq.num_computed_tokens for seq in group.seqs}
         if not any(surplus.values()):
             return True
-        if not hasattr(allocator, "retract") or getattr(allocator, "window_blocks", 0) > 0:
+        if not stands_for(allocator, "retract", ("append_slots",)) or getattr(allocator, "window_blocks", 0) > 0:
             return False
         num_entries = self._count_entries(group.seqs)
         for seq, num_tokens in surplus.items():

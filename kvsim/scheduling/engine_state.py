@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import NamedTuple
 
-from kvsim.memory.interface import KVAllocator
+from kvsim.memory.interface import KVAllocator, stands_for
 from kvsim.memory.prefix_cache import PrefixKeys
 from kvsim.request import RUNNING, Group, Request, Sequence, Status
 from kvsim.scheduling import policies
@@ -160,14 +160,15 @@ class EngineState:
     def _can_grow_plainly(self) -> bool:
         """A member of the calendar that crosses takes exactly one block, and nobody asks for detail or the order."""
         is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
-        can_do_many = hasattr(self.allocator, "grow_each")
+        can_do_many = stands_for(self.allocator, "grow_each", ("append_slots", "can_append", "register"))
         return can_do_many and not is_watched and not getattr(self.allocator, "window_blocks", 0)
 
     def _can_remember_refusals(self) -> bool:
         """Whether the head of the line gets its blocks depends on how many are free, and on nothing else that moves."""
         asks_the_same = self.admits_full_prompt and self.enable_chunked_prefill and not self.plans_ahead
         is_asked_once = not self.prefill_first and self.gate is None and not self.enable_prefix_caching
-        return self._is_plain and asks_the_same and is_asked_once
+        counts_blocks = stands_for(self.allocator, "grow_each", ("can_allocate",))
+        return self._is_plain and asks_the_same and is_asked_once and counts_blocks
 
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""

@@ -1,0 +1,65 @@
+"""Allocators derived from the built-in one: what they write anew is asked, by both loops alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import StepCost, request
+
+from kvsim.memory import PagedAllocator
+from kvsim.memory.interface import stands_for
+from kvsim.scheduling.paged import PagedScheduler
+from kvsim.sim.run import simulate
+from kvsim.types import AllocStatus, OutOfBlocks
+from kvsim.workload.source import ListSource
+
+
+class Moody(PagedAllocator):
+    """Refuses every third request for a table, however many blocks are free."""
+
+    num_asked = 0
+
+    def can_allocate(self, *args: Any, **kwargs: Any) -> AllocStatus:
+        self.num_asked += 1
+        return AllocStatus.LATER if self.num_asked % 3 == 0 else super().can_allocate(*args, **kwargs)
+
+
+class Capped(PagedAllocator):
+    """Gives no sixth block while others have a table."""
+
+    def append_slots(self, seq_id: Any, num_tokens: int = 1) -> Any:
+        needs_block = self.num_tokens(seq_id) + num_tokens > self.num_slots(seq_id)
+        if needs_block and len(self.block_table(seq_id)) >= 5 and len(self.seq_ids()) > 1:
+            raise OutOfBlocks(1, 0)
+        return super().append_slots(seq_id, num_tokens)
+
+
+def steps_of(allocator: PagedAllocator, engine_loop: str) -> list[tuple[Any, ...]]:
+    scheduler = PagedScheduler(allocator, max_num_seqs=8, max_num_batched_tokens=512, engine_loop=engine_loop)
+    source = ListSource([request(f"r{i}", 20 + i, 30 + 3 * i, 5.0 * i) for i in range(12)])
+    simulation = simulate(scheduler, StepCost(), source, record=("steps", "requests"))
+    return [tuple(row) for row in simulation.recorder.steps.matrix().tolist()]
+
+
+@pytest.mark.parametrize("kind", [Moody, Capped])
+def test_both_loops_ask_what_was_written_anew(kind: type[PagedAllocator]) -> None:
+    calendar = steps_of(kind(40, 16), "calendar")
+    assert calendar == steps_of(kind(40, 16), "plain")
+    assert calendar != steps_of(PagedAllocator(40, 16), "calendar")
+
+
+def test_a_shortcut_stands_for_the_calls_it_was_written_with() -> None:
+    class Renamed(PagedAllocator):
+        """Nothing of its own."""
+
+    class Both(Capped):
+        def grow_each(self, seq_ids: Any) -> int:
+            return super().grow_each(seq_ids)
+
+    calls = ("append_slots",)
+    assert stands_for(PagedAllocator(4, 16), "grow_each", calls)
+    assert stands_for(Renamed(4, 16), "grow_each", calls)
+    assert stands_for(Both(4, 16), "grow_each", calls)
+    assert not stands_for(Capped(4, 16), "grow_each", calls)
+    assert not stands_for(object(), "grow_each", calls)
