@@ -9,13 +9,13 @@ from kvsim.types import AllocatorError, BlockId
 
 if TYPE_CHECKING:
     from kvsim.memory.interface import KeyChain
-    from kvsim.memory.prefix_cache import Place
+    from kvsim.memory.prefix_cache import Place, PrefixRun
 
 
 class BlockTable:
     """One sequence's blocks in logical order, and how far they are filled; mutable, owned by the allocator."""
 
-    __slots__ = ("block_ids", "keys", "num_registered", "num_tokens", "place")
+    __slots__ = ("block_ids", "keys", "num_findable", "num_registered", "num_tokens", "own_run", "place")
 
     def __init__(self, block_ids: list[BlockId], num_tokens: int) -> None:
         self.block_ids = block_ids
@@ -25,9 +25,13 @@ class BlockTable:
         """Leading blocks that the prefix cache knows."""
         self.place: Place | None = None
         """Where in the prefix cache those blocks end."""
+        self.own_run: PrefixRun | None = None
+        """The run of the prefix cache that this table makes longer: it takes the blocks when somebody looks at it."""
+        self.num_findable = 0
+        """Leading tokens of which the full blocks may be found (for a table with a run of its own)."""
 
     def copy(self) -> BlockTable:
-        """A table of its own over the same blocks."""
+        """A table of its own over the same blocks; a run of the prefix cache stays with the first."""
         twin = BlockTable(self.block_ids.copy(), self.num_tokens)
         twin.keys, twin.num_registered, twin.place = self.keys, self.num_registered, self.place
         return twin

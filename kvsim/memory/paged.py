@@ -118,7 +118,9 @@ class PagedAllocator:
 
     @property
     def num_hashed_blocks(self) -> int:
-        """Blocks that carry a cached text, in use or free."""
+        """Blocks that carry a cached text, in use or free; costs O(tables)."""
+        for table in self._tables.values():
+            self.index.catch_up(table)
         return self.index.num_hashed
 
     @property
@@ -245,6 +247,7 @@ class PagedAllocator:
         if self.window_blocks or not 0 < num_tokens < table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} cannot take back {num_tokens} of {table.num_tokens} tokens")
         self._name(seq_id)
+        self.index.disown(table)
         table.num_tokens -= num_tokens
         num_blocks = self._ceil(table.num_tokens)
         unused = table.block_ids[num_blocks:]
@@ -284,25 +287,29 @@ class PagedAllocator:
     def fill_each(self, seq_ids: Sequence[SeqId]) -> None:
         """Fill the blocks that each sequence has, and make them findable, in order.
 
-        Raises AllocatorError for an unknown or swapped sequence, for a tail that others share, and for windows.
+        Raises AllocatorError for an unknown or swapped sequence, for a tail that others share, and for windows;
+        nothing is changed then.
         """
-        size, tables, index = self.block_size, self._tables, self.index
-        is_watched, may_share = self.journal is not None, self.window_blocks or self._num_shared_tails
-        for seq_id in seq_ids:
-            table = tables.get(seq_id) or self._table(seq_id)
-            block_ids, keys, first = table.block_ids, table.keys, table.num_registered
-            num_tokens = len(block_ids) * size
-            if may_share and (self.window_blocks or self._shares_tail(table)):
-                raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {num_tokens} tokens")
-            table.num_tokens = num_tokens
-            if keys is None:
-                continue
-            num_full = keys.num_full_blocks(num_tokens)
-            if num_full == first + 1 and not is_watched:
-                table.place = index.add(block_ids[first], table.place or index.root, keys, first)
-                table.num_registered = num_full
+        try:
+            tables = list(map(self._tables.__getitem__, seq_ids))
+        except KeyError as error:
+            raise self._no_table(error.args[0]) from None
+        if self.window_blocks or self._num_shared_tails:
+            self._check_tails(seq_ids, tables)
+        size = self.block_size
+        for table in tables:
+            table.num_tokens = num_tokens = len(table.block_ids) * size
+            if table.own_run is not None:
+                table.num_findable = num_tokens
             else:
-                self._register_upto(table, num_full)
+                self._register_upto(table, num_tokens)
+
+    def _check_tails(self, seq_ids: Sequence[SeqId], tables: Sequence[BlockTable]) -> None:
+        """Refuse to fill a block that others share, and any in a window."""
+        for seq_id, table in zip(seq_ids, tables, strict=True):
+            if self.window_blocks or self._shares_tail(table):
+                num_tokens = len(table.block_ids) * self.block_size
+                raise AllocatorError(f"sequence {seq_id!r} has no room of its own for {num_tokens} tokens")
 
     def _shares_tail(self, table: BlockTable) -> bool:
         """Its last block is partly filled and not its own: who writes there copies it first."""
@@ -318,7 +325,7 @@ class PagedAllocator:
             return
         if num_tokens > table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, {num_tokens} are registered")
-        self._register_upto(table, table.keys.num_full_blocks(num_tokens))
+        self._register_upto(table, num_tokens)
 
     def unregister(self, seq_id: SeqId, num_tokens: int) -> None:
         """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all.
@@ -326,6 +333,7 @@ class PagedAllocator:
         To be called before anyone can have found those blocks.
         """
         table = self._table(seq_id)
+        self.index.disown(table)
         while table.num_registered > num_tokens // self.block_size:
             table.num_registered -= 1
             if table.place is not None:
@@ -565,9 +573,13 @@ class PagedAllocator:
     def _num_idle(self, block_ids: Iterable[BlockId]) -> int:
         return list(map(self._ref.__getitem__, block_ids)).count(0)
 
-    def _register_upto(self, table: BlockTable, num_full: int) -> None:
-        """Make a table's first `num_full` blocks findable, as far as they are not."""
+    def _register_upto(self, table: BlockTable, num_tokens: int) -> None:
+        """Make the full blocks of a table's first `num_tokens` tokens findable, as far as they are not."""
+        if table.own_run is not None:
+            table.num_findable = max(table.num_findable, num_tokens)
+            return
         first, keys = table.num_registered, table.keys
+        num_full = keys.num_full_blocks(num_tokens) if keys is not None else 0
         if num_full <= first or keys is None:
             return
         index, block_ids = self.index, table.block_ids[first:num_full]
@@ -577,6 +589,8 @@ class PagedAllocator:
         if self.journal is not None:
             for block_id in compress(block_ids, is_new):
                 self.journal.record("cached", block_id, self._ref[block_id])
+        else:
+            index.own(table)
 
     def _reference(self, block_ids: Sequence[BlockId]) -> None:
         """One more table reads these cached blocks."""
@@ -722,6 +736,8 @@ class PagedAllocator:
 
     def _release(self, table: BlockTable) -> None:
         block_ids = table.block_ids
+        if table.own_run is not None:
+            self.index.disown(table)
         if self._num_shared_tails:
             self._num_shared_tails -= self._is_partial(table) and self._ref[block_ids[-1]] == 2
         freed = self.pool.release(self._ring(table) if self.window_blocks else block_ids)

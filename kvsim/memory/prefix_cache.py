@@ -2,18 +2,22 @@
 
 The index is a tree over block contents, so that two texts meet in a place exactly if they are equal up to there, in
 one namespace: there is no hash to collide. Most of a text is nobody else's, so blocks that follow each other without
-a branch are kept together in runs, and a block that nobody looks for costs two entries of a list.
+a branch are kept together in runs, and a block that nobody looks for costs two entries of a list. Whose text goes on
+at the end of its own run is asked for the blocks that it filled when somebody comes there, or when it gives them back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from kvsim.memory.interface import KeyChain, Link
 from kvsim.tokens import TokenStream
 from kvsim.types import AllocatorError, BlockId
+
+if TYPE_CHECKING:
+    from kvsim.memory.block_table import BlockTable
 
 
 class NamespaceLike(Protocol):
@@ -87,7 +91,7 @@ class PrefixRun:
     without one stays as long as a longer prefix needs it.
     """
 
-    __slots__ = ("branches", "carriers", "first", "keys", "more", "parent", "parent_place")
+    __slots__ = ("branches", "carriers", "first", "keys", "more", "owner", "parent", "parent_place")
 
     def __init__(
         self, parent: PrefixRun | None, parent_place: int, keys: KeyChain, first: int, carriers: list[BlockId | None]
@@ -102,6 +106,8 @@ class PrefixRun:
         """Further carriers, by place."""
         self.branches: dict[int, dict[Link, PrefixRun]] = _NO_BRANCHES
         """Runs that leave this one, by the place after which they do and by their first link."""
+        self.owner: BlockTable | None = None
+        """Who makes this run longer, and may have filled blocks that `carriers` lacks yet."""
 
     def goes_on(self, place: int, keys: KeyChain) -> bool:
         """The run has a place `place`, and the text agrees with it there (as it does before)."""
@@ -211,6 +217,8 @@ class PrefixIndex:
             if branch is None:
                 break
             run = branch
+            if run.owner is not None:
+                self.catch_up(run.owner)
             place = run.last_common(0, keys, end - 1)
             carriers = run.carriers[: place + 1]
             if None in carriers:
@@ -239,22 +247,32 @@ class PrefixIndex:
                 return None
         return Place(run, place)
 
-    def add(self, block_id: BlockId, after: Place, keys: KeyChain, depth: int) -> Place:
-        """`add_all` for one block, which most often makes its text's own run one longer."""
-        run, place = after
-        carriers = run.carriers
-        if (
-            run.keys is keys
-            and place + 1 == len(carriers)
-            and self.run_of[block_id] is None
-            and place not in run.branches
-        ):
-            carriers.append(block_id)
-            self.run_of[block_id] = run
-            self.num_hashed += 1
-            # Done for every block that a decode fills: calling the class takes three times as long.
-            return tuple.__new__(Place, (run, place + 1))
-        return self.add_all((block_id,), after, keys, depth)
+    def own(self, table: BlockTable) -> None:
+        """Let a table have the run at whose end its text stands, if nobody else can come there unseen."""
+        run, place = table.place or self.root
+        is_end = run.keys is table.keys and place == len(run.carriers) - 1 and place not in run.branches
+        if is_end and run.owner is None:
+            run.owner, table.own_run = table, run
+            table.num_findable = 0
+
+    def catch_up(self, table: BlockTable) -> None:
+        """Add the blocks that the owner of a run has filled meanwhile."""
+        run, keys, first = table.own_run, table.keys, table.num_registered
+        if run is None or keys is None:
+            return
+        num_full = keys.num_full_blocks(table.num_findable)
+        if num_full > first:
+            run.owner = None
+            table.place = self.add_all(table.block_ids[first:num_full], table.place or self.root, keys, first)
+            table.num_registered = num_full
+            run.owner = table
+
+    def disown(self, table: BlockTable) -> None:
+        """From here on the run gets longer only by what is added."""
+        self.catch_up(table)
+        run = table.own_run
+        if run is not None:
+            run.owner = table.own_run = None
 
     def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
         """Let full blocks carry the text of blocks `first ..` of `keys`, which goes on from `after`; returns its end.
@@ -262,6 +280,8 @@ class PrefixIndex:
         A block that carries that text already stays as it is. Raises AllocatorError for one that carries another.
         """
         run, place = after
+        if run.owner is not None:
+            self.catch_up(run.owner)
         for index, block_id in enumerate(block_ids):
             depth = first + index
             if run.goes_on(place + 1, keys):
@@ -272,6 +292,8 @@ class PrefixIndex:
                 if branch is None:
                     return self._add_new(block_ids[index:], Place(run, place), keys, depth)
                 run, place = branch, 0
+                if run.owner is not None:
+                    self.catch_up(run.owner)
             if self.run_of[block_id] is None:
                 run.carry(block_id, place)
                 self.run_of[block_id] = run
@@ -289,6 +311,8 @@ class PrefixIndex:
         if run.keys is keys and place == len(run.carriers) - 1 and place not in run.branches:
             run.carriers += block_ids
         else:
+            if run.owner is not None:
+                self.disown(run.owner)
             if run.branches is _NO_BRANCHES:
                 run.branches = {}
             branch = PrefixRun(run, place, keys, depth, list(block_ids))
@@ -350,6 +374,8 @@ class PrefixIndex:
         pending = [self.root.run]
         while pending:
             run = pending.pop()
+            if run.owner is not None:
+                self.catch_up(run.owner)
             for place, carrier in enumerate(run.carriers):
                 for block_id in (carrier, *run.more.get(place, ())):
                     if block_id is not None:
