@@ -101,6 +101,8 @@ def _check_counters(allocator: PagedAllocator, tables: dict[SeqId, BlockTable], 
     surplus = allocator.surplus_refs()
     usage = allocator.usage()
     expected = {
+        "num_free_blocks": len(list(allocator.pool.free)),
+        "num_free_host_blocks": len(list(allocator.host.free)),
         "num_cached_idle": sum(1 for block_id in allocator.pool.free if run_of[block_id] is not None),
         "num_logical": sum(len(table.block_ids) for table in tables.values()),
         "num_shared_partial_tails": sum(
@@ -109,13 +111,15 @@ def _check_counters(allocator: PagedAllocator, tables: dict[SeqId, BlockTable], 
         "num_leaked_blocks": sum(1 for block_id, count in surplus.items() if count and ref[block_id] == count),
     }
     counted = {
+        "num_free_blocks": allocator.num_free_blocks,
+        "num_free_host_blocks": allocator.num_free_host_blocks,
         "num_cached_idle": usage.num_cached_idle,
         "num_logical": usage.num_logical,
         "num_shared_partial_tails": allocator.num_shared_partial_tails,
         "num_leaked_blocks": allocator.num_leaked_blocks,
     }
     for name, value in expected.items():
-        law = 4 if name == "num_cached_idle" else 12
+        law = 4 if name in ("num_free_blocks", "num_free_host_blocks", "num_cached_idle") else 12
         _require(law, counted[name] == value, f"{name} is counted as {counted[name]}; it is {value}")
     parts = usage.num_used + usage.num_cached_idle + usage.num_free
     _require(4, parts == usage.num_blocks, f"used + cached idle + free blocks are {parts} of {usage.num_blocks}")

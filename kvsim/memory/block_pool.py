@@ -15,13 +15,20 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
-from operator import not_
-from typing import Literal, Protocol, TypeAlias, get_args
+from operator import itemgetter, not_
+from typing import Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from kvsim.types import AllocatorError, BlockId
 
 FreeListPolicy: TypeAlias = Literal["fifo", "lifo", "lru", "exclusive_first"]
 FREE_LIST_POLICIES: tuple[str, ...] = get_args(FreeListPolicy)
+
+T = TypeVar("T")
+
+
+def picked(values: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+    """`values[place]` of each: for a table's blocks in a third of the time of a map."""
+    return itemgetter(*places)(values) if len(places) > 1 else [values[place] for place in places]
 
 
 class FreeList(Protocol):
@@ -45,8 +52,6 @@ class FreeList(Protocol):
     def remove(self, block_id: BlockId, /) -> None:
         """Pull one block out of the middle (a prefix-cache hit)."""
         ...
-
-    def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[BlockId]:
         """Front to back; for `lifo` from the bottom of the stack to its top."""
@@ -77,32 +82,77 @@ class PlainLifo(list[BlockId]):
         return taken
 
 
-class LinkedFreeList(OrderedDict[BlockId, None]):
-    """`fifo` or `lifo` order over a linked list, so that a hit leaves the middle in O(1)."""
+class PullableFifo:
+    """A queue for pools with a prefix cache: a hit costs no search for its place.
 
-    def __init__(self, block_ids: Iterable[BlockId], *, is_fifo: bool) -> None:
-        super().__init__(dict.fromkeys(block_ids))
-        self._is_lifo = not is_fifo
-        self.is_tail_first = is_fifo
+    A block that is pulled out keeps its place, which is passed over when its turn comes. Put back it has two, and the
+    last one counts.
+    """
+
+    is_tail_first = True
+
+    def __init__(self, block_ids: Iterable[BlockId] = ()) -> None:
+        self._queue = deque(block_ids)
+        self._pulled: dict[BlockId, int] = {}
+        """Places to pass over, by block."""
+        self._num_pulled = 0
 
     def take(self) -> BlockId:
-        return self.popitem(last=self._is_lifo)[0]
+        while True:
+            block_id = self._queue.popleft()
+            if block_id not in self._pulled:
+                return block_id
+            self._pass_over(block_id)
 
     def take_many(self, count: int, /) -> list[BlockId]:
-        taken = list(islice(reversed(self) if self._is_lifo else self, count))
-        _forget(self, taken)
-        return taken
+        if self._pulled and not self._pulled.keys().isdisjoint(islice(self._queue, count)):
+            return [self.take() for _ in range(count)]
+        return list(islice(iter(self._queue.popleft, None), count))
 
-    def extend(self, block_ids: Sequence[BlockId], /) -> None:
-        self.update(dict.fromkeys(block_ids))
+    def extend(self, block_ids: Iterable[BlockId], /) -> None:
+        self._queue.extend(block_ids)
+
+    def remove(self, block_id: BlockId, /) -> None:
+        self._pulled[block_id] = self._pulled.get(block_id, 0) + 1
+        self._num_pulled += 1
+        if self._num_pulled > len(self._queue) // 2:
+            self._queue = deque(self)
+            self._pulled.clear()
+            self._num_pulled = 0
+
+    def _pass_over(self, block_id: BlockId) -> None:
+        self._num_pulled -= 1
+        if self._pulled[block_id] == 1:
+            del self._pulled[block_id]
+        else:
+            self._pulled[block_id] -= 1
+
+    def __iter__(self) -> Iterator[BlockId]:
+        pulled = self._pulled.copy()
+        for block_id in self._queue:
+            if pulled.get(block_id):
+                pulled[block_id] -= 1
+            else:
+                yield block_id
+
+
+class PullableLifo(OrderedDict[BlockId, None]):
+    """A stack for pools with a prefix cache, linked, so that a hit leaves the middle in O(1)."""
+
+    is_tail_first = False
+
+    def take(self) -> BlockId:
+        return self.popitem()[0]
+
+    def take_many(self, count: int, /) -> list[BlockId]:
+        return [self.popitem()[0] for _ in range(count)]
+
+    def extend(self, block_ids: Iterable[BlockId], /) -> None:
+        for block_id in block_ids:
+            self[block_id] = None
 
     def remove(self, block_id: BlockId, /) -> None:
         del self[block_id]
-
-
-def _forget(blocks: OrderedDict[BlockId, None], block_ids: Iterable[BlockId]) -> None:
-    """Delete keys that are there, without a loop in Python."""
-    deque(map(blocks.pop, block_ids), maxlen=0)
 
 
 class LruFreeList:
@@ -110,43 +160,40 @@ class LruFreeList:
 
     is_tail_first = True
 
-    def __init__(self, block_ids: Iterable[BlockId], text_of: Callable[[BlockId], object]) -> None:
+    def __init__(self, block_ids: Iterable[BlockId], texts: Sequence[object]) -> None:
         self._blank = list(block_ids)[::-1]
-        self._cached: OrderedDict[BlockId, None] = OrderedDict()
-        self._text_of = text_of
+        self._cached = PullableFifo()
+        self._texts = texts
+        """By block: None for one without a cached text. It stays as it is while the block is free."""
 
     def take(self) -> BlockId:
-        return self._blank.pop() if self._blank else self._cached.popitem(last=False)[0]
+        return self._blank.pop() if self._blank else self._cached.take()
 
     def take_many(self, count: int, /) -> list[BlockId]:
-        blank, cached = self._blank, self._cached
+        blank = self._blank
+        if not blank:
+            return self._cached.take_many(count)
         start = max(0, len(blank) - count)
         taken = blank[start:]
         taken.reverse()
         del blank[start:]
         if len(taken) < count:
-            oldest = list(islice(cached, count - len(taken)))
-            _forget(cached, oldest)
-            taken += oldest
+            taken += self._cached.take_many(count - len(taken))
         return taken
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
-        texts = list(map(self._text_of, block_ids))
+        texts = picked(self._texts, block_ids)
         if None in texts:
-            is_blank = [text is None for text in texts]
             # The first of the walk is to be the foremost, so it is pushed last.
-            self._blank += list(compress(block_ids, is_blank))[::-1]
-            block_ids = list(compress(block_ids, map(not_, is_blank)))
-        self._cached.update(dict.fromkeys(block_ids))
+            self._blank += list(compress(block_ids, map(not_, texts)))[::-1]
+            block_ids = list(compress(block_ids, texts))
+        self._cached.extend(block_ids)
 
     def remove(self, block_id: BlockId) -> None:
-        if block_id in self._cached:
-            del self._cached[block_id]
-        else:
+        if self._texts[block_id] is None:
             self._blank.remove(block_id)
-
-    def __len__(self) -> int:
-        return len(self._blank) + len(self._cached)
+        else:
+            self._cached.remove(block_id)
 
     def __iter__(self) -> Iterator[BlockId]:
         return chain(reversed(self._blank), self._cached)
@@ -158,12 +205,15 @@ class ExclusiveFirst:
     is_tail_first = True
 
     def __init__(self, block_ids: Iterable[BlockId], was_shared: bytearray) -> None:
-        self._exclusive: OrderedDict[BlockId, None] = OrderedDict.fromkeys(block_ids)
-        self._shared: OrderedDict[BlockId, None] = OrderedDict()
+        self._exclusive = PullableFifo(block_ids)
+        self._shared = PullableFifo()
         self._was_shared = was_shared
 
     def take(self) -> BlockId:
-        block_id = (self._exclusive or self._shared).popitem(last=False)[0]
+        try:
+            block_id = self._exclusive.take()
+        except IndexError:
+            block_id = self._shared.take()
         self._was_shared[block_id] = False
         return block_id
 
@@ -171,14 +221,12 @@ class ExclusiveFirst:
         return [self.take() for _ in range(count)]
 
     def extend(self, block_ids: Sequence[BlockId]) -> None:
-        for block_id in block_ids:
-            (self._shared if self._was_shared[block_id] else self._exclusive)[block_id] = None
+        was_shared = picked(self._was_shared, block_ids)
+        self._shared.extend(compress(block_ids, was_shared))
+        self._exclusive.extend(compress(block_ids, map(not_, was_shared)))
 
     def remove(self, block_id: BlockId) -> None:
-        del (self._shared if block_id in self._shared else self._exclusive)[block_id]
-
-    def __len__(self) -> int:
-        return len(self._exclusive) + len(self._shared)
+        (self._shared if self._was_shared[block_id] else self._exclusive).remove(block_id)
 
     def __iter__(self) -> Iterator[BlockId]:
         return chain(self._exclusive, self._shared)
@@ -198,31 +246,30 @@ class BlockPool:
         *,
         num_reserved: int = 0,
         can_pull: bool = False,
-        text_of: Callable[[BlockId], object] = lambda block_id: None,
+        texts: Sequence[object] | None = None,
     ) -> None:
         self.num_blocks = num_blocks - num_reserved
+        self.num_free = self.num_blocks
         self.first_block = num_reserved
         self.ref = [0] * num_blocks
         self.was_shared = bytearray(num_blocks)
         """Blocks that more than one sequence used since they were handed out (up to date under `exclusive_first`)."""
         self.num_shared = 0
         """Blocks whose reference count exceeds 1."""
-        self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, text_of)
+        self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, texts or [None] * num_blocks)
         self.pop: Callable[[], BlockId] = self.free.take
         """Hand out the next block; whoever must know of it (prefix index, journal) puts itself in front."""
         self.pop_many: Callable[[int], list[BlockId]] = self.free.take_many
         """Hand out `num` blocks, which must be free; whoever wraps `pop` wraps this as well."""
 
-    def _free_list(
-        self, block_ids: range, policy: str, can_pull: bool, text_of: Callable[[BlockId], object]
-    ) -> FreeList:
+    def _free_list(self, block_ids: range, policy: str, can_pull: bool, texts: Sequence[object]) -> FreeList:
         match policy:
             case "fifo":
-                return LinkedFreeList(block_ids, is_fifo=True) if can_pull else PlainFifo(block_ids)
+                return PullableFifo(block_ids) if can_pull else PlainFifo(block_ids)
             case "lifo":
-                return LinkedFreeList(block_ids, is_fifo=False) if can_pull else PlainLifo(block_ids)
+                return PullableLifo(dict.fromkeys(block_ids)) if can_pull else PlainLifo(block_ids)
             case "lru":
-                return LruFreeList(block_ids, text_of)
+                return LruFreeList(block_ids, texts)
             case "exclusive_first":
                 return ExclusiveFirst(block_ids, self.was_shared)
         raise AllocatorError(f"free_list {policy!r} is unknown; it is one of {', '.join(FREE_LIST_POLICIES)}")
@@ -232,7 +279,15 @@ class BlockPool:
         ref, taken = self.ref, self.pop_many(count)
         for block_id in taken:
             ref[block_id] = 1
+        self.num_free -= count
         return taken
+
+    def take_next(self) -> BlockId:
+        """Hand out one block with one reference. Raises LookupError if none is left."""
+        block_id = self.pop()
+        self.ref[block_id] = 1
+        self.num_free -= 1
+        return block_id
 
     def share(self, block_id: BlockId, count: int = 1) -> None:
         """Add `count` references to a block that has one."""
@@ -255,6 +310,7 @@ class BlockPool:
                 self.num_shared += 1
             ref[block_id] = before + 1
             was_shared[block_id] = True
+        self.num_free -= num_revived
         return num_revived
 
     def release(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
@@ -264,7 +320,7 @@ class BlockPool:
         """
         ref = self.ref
         freed = walk = list(reversed(block_ids) if self.free.is_tail_first else block_ids)
-        counts = list(map(ref.__getitem__, walk))
+        counts = picked(ref, walk)
         if counts.count(1) < len(walk):
             if 0 in counts:
                 raise AllocatorError(f"block {walk[counts.index(0)]} is freed twice")
@@ -275,4 +331,5 @@ class BlockPool:
         for block_id in freed:
             ref[block_id] = 0
         self.free.extend(freed)
+        self.num_free += len(freed)
         return freed

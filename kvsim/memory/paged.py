@@ -8,7 +8,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from kvsim.memory.audit import audit, fills_of
-from kvsim.memory.block_pool import BlockPool
+from kvsim.memory.block_pool import BlockPool, picked
 from kvsim.memory.block_table import BlockTable, Slot, slot_of
 from kvsim.memory.interface import NO_MATCH, BlockCopy, BlockMove, KeyChain, PrefixMatch, Transfer, Usage
 from kvsim.memory.journal import Journal, JournaledPool
@@ -56,7 +56,7 @@ class PagedAllocator:
             free_list,
             num_reserved=int(null_block),
             can_pull=enable_prefix_caching,
-            text_of=self.index.run_of.__getitem__,
+            texts=self.index.run_of,
         )
         self.host = BlockPool(num_host_blocks, "lifo" if free_list == "lifo" else "fifo")
         self._tables: dict[SeqId, BlockTable] = {}
@@ -70,7 +70,6 @@ class PagedAllocator:
         self.journal = journal
         if journal is not None:
             self._observe(journal)
-        self._pop = self.pool.pop
         self._num_logical = 0
         self._num_shared_tails = 0
         self._num_cached_idle = 0
@@ -91,7 +90,7 @@ class PagedAllocator:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self.pool.free)
+        return self.pool.num_free
 
     @property
     def num_host_blocks(self) -> int:
@@ -99,7 +98,7 @@ class PagedAllocator:
 
     @property
     def num_free_host_blocks(self) -> int:
-        return len(self.host.free)
+        return self.host.num_free
 
     @property
     def num_filled_slots(self) -> int:
@@ -136,11 +135,11 @@ class PagedAllocator:
         if self.num_blocks - needed < watermark_blocks:
             return AllocStatus.NEVER
         taken = needed - len(prefix.block_ids) + prefix.num_revived
-        return AllocStatus.OK if len(self.pool.free) - taken >= watermark_blocks else AllocStatus.LATER
+        return AllocStatus.OK if self.pool.num_free - taken >= watermark_blocks else AllocStatus.LATER
 
     def can_append(self, num_sequences: int) -> bool:
         """The paper's engine's question: would one block for each of `num_sequences` sequences do?"""
-        return num_sequences <= len(self.pool.free)
+        return num_sequences <= self.pool.num_free
 
     def num_blocks_to_append(self, seq_id: SeqId, num_tokens: int = 1) -> int:
         """Blocks that `append_slots(seq_id, num_tokens)` would take now, the copy of a shared tail included."""
@@ -148,12 +147,12 @@ class PagedAllocator:
 
     def can_swap_out(self, seq_ids: Sequence[SeqId]) -> bool:
         """The host has room for the sequences' distinct blocks, wherever they are now."""
-        return len(self._distinct(map(self._any_table, seq_ids))) <= len(self.host.free)
+        return len(self._distinct(map(self._any_table, seq_ids))) <= self.host.num_free
 
     def can_swap_in(self, seq_ids: Sequence[SeqId], *, extra_blocks: int = 0, watermark_blocks: int = 0) -> bool:
         """Taking their distinct blocks and `extra_blocks` more (for the next tokens) leaves `watermark_blocks` free."""
         needed = len(self._distinct(map(self._any_table, seq_ids))) + extra_blocks
-        return len(self.pool.free) - needed >= watermark_blocks
+        return self.pool.num_free - needed >= watermark_blocks
 
     def num_swapped_blocks(self, seq_ids: Sequence[SeqId]) -> int:
         """Distinct host blocks of swapped sequences: what bringing them back takes."""
@@ -164,6 +163,8 @@ class PagedAllocator:
         if not self.enable_prefix_caching or num_tokens < 1:
             return NO_MATCH
         found = self.index.find(keys, (num_tokens - 1) // self.block_size)
+        if not found:
+            return PrefixMatch(0, (), 0, num_tokens)
         return PrefixMatch(len(found) * self.block_size, tuple(found), self._num_idle(found), num_tokens)
 
     def allocate(
@@ -187,7 +188,7 @@ class PagedAllocator:
         hits = prefix.block_ids
         num_new = self._table_blocks(num_tokens) - len(hits)
         surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
-        num_free = len(self.pool.free)
+        num_free = self.pool.num_free
         self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free, num_refs or len(owners))
         if hits:
             self._reference(hits)
@@ -228,11 +229,9 @@ class PagedAllocator:
         if not 0 < num_tokens - room <= self.block_size:
             return self._append_any(table, num_tokens)
         try:
-            block_id = self._pop()
+            blocks.append(self.pool.take_next())
         except LookupError:
             raise OutOfBlocks(1, 0) from None
-        self._ref[block_id] = 1
-        blocks.append(block_id)
         table.num_tokens += num_tokens
         self._num_logical += 1
         return ()
@@ -273,7 +272,7 @@ class PagedAllocator:
             tables = list(map(self._tables.__getitem__, seq_ids))
         except KeyError as error:
             raise self._no_table(error.args[0]) from None
-        num_served = min(len(tables), len(self.pool.free))
+        num_served = min(len(tables), self.pool.num_free)
         if self._num_shared_tails:
             num_served = next((i for i in range(num_served) if self._shares_tail(tables[i])), num_served)
         size = self.block_size
@@ -368,7 +367,7 @@ class PagedAllocator:
     def swap_out(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
         """Move the sequences to the host, sharing among them kept; None if it has no room."""
         tables = self._each(seq_ids, self._table)
-        if len(self._distinct(tables)) > len(self.host.free):
+        if len(self._distinct(tables)) > self.host.num_free:
             return None
         moved = self._copy_tables(seq_ids, tables, self.host)
         for seq_id, table, host_ids in zip(seq_ids, tables, moved.tables, strict=True):
@@ -386,7 +385,7 @@ class PagedAllocator:
     def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
         """Move the sequences back into newly taken blocks; None if they do not fit."""
         tables = self._each(seq_ids, self._swapped_table)
-        if len(self._distinct(tables)) > len(self.pool.free):
+        if len(self._distinct(tables)) > self.pool.num_free:
             return None
         moved = self._copy_tables(seq_ids, tables, self.pool)
         for seq_id, table, gpu_ids in zip(seq_ids, tables, moved.tables, strict=True):
@@ -487,7 +486,7 @@ class PagedAllocator:
     def usage(self) -> Usage:
         """Counts at this instant; O(1)."""
         pool, host = self.pool, self.host
-        num_free = len(pool.free)
+        num_free = pool.num_free
         counts = (
             pool.num_blocks,
             pool.num_blocks - num_free,
@@ -495,7 +494,7 @@ class PagedAllocator:
             num_free - self._num_cached_idle,
             pool.num_shared,
             self.num_evicted,
-            host.num_blocks - len(host.free),
+            host.num_blocks - host.num_free,
             host.num_blocks,
             0,
             0,
@@ -570,8 +569,8 @@ class PagedAllocator:
             self._num_leaked += available
         raise OutOfBlocks(needed, available)
 
-    def _num_idle(self, block_ids: Iterable[BlockId]) -> int:
-        return list(map(self._ref.__getitem__, block_ids)).count(0)
+    def _num_idle(self, block_ids: Sequence[BlockId]) -> int:
+        return picked(self._ref, block_ids).count(0)
 
     def _register_upto(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks of a table's first `num_tokens` tokens findable, as far as they are not."""
@@ -605,7 +604,9 @@ class PagedAllocator:
 
     def _pop_many_and_forget(self, count: int) -> list[BlockId]:
         taken = self._free_pop_many(count)
-        self._note_evicted(self.index.drop_all(taken))
+        evicted = self.index.drop_all(taken)
+        if evicted:
+            self._note_evicted(evicted)
         return taken
 
     def _note_evicted(self, block_ids: Sequence[BlockId]) -> None:
@@ -679,12 +680,12 @@ class PagedAllocator:
         if num_tokens < 1:
             raise AllocatorError(f"cannot append {num_tokens} tokens; append at least 1")
         needed = self._num_needed(table, num_tokens)
-        if needed > len(self.pool.free):
+        if needed > self.pool.num_free:
             if self.upstream_faults and 0 < self.window_blocks <= len(table.block_ids) and self._is_full(table):
                 # The paper's engine goes round before it finds no block for the copy.
                 self._grow(table)
                 table.num_tokens += 1
-            raise OutOfBlocks(needed, len(self.pool.free))
+            raise OutOfBlocks(needed, self.pool.num_free)
         if self.window_blocks:
             return self._append_in_ring(table, num_tokens)
         has_room = table.num_tokens < len(table.block_ids) * self.block_size
@@ -743,7 +744,7 @@ class PagedAllocator:
         freed = self.pool.release(self._ring(table) if self.window_blocks else block_ids)
         self._num_logical -= len(block_ids)
         if self.enable_prefix_caching:
-            self._num_cached_idle += len(freed) - list(map(self.index.run_of.__getitem__, freed)).count(None)
+            self._num_cached_idle += len(freed) - picked(self.index.run_of, freed).count(None)
         if self._surplus:
             self._count_leaks(block_ids, {block_ids[-1]: self._tail_fill(table)})
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from kvsim.memory.block_pool import picked
 from kvsim.memory.interface import KeyChain, Link
 from kvsim.tokens import TokenStream
 from kvsim.types import AllocatorError, BlockId
@@ -305,7 +306,7 @@ class PrefixIndex:
     def _add_new(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, depth: int) -> Place:
         """Blocks of a text that nobody carried up to here: the text's own run gets longer, or a new one leaves it."""
         run_of = self.run_of
-        if any(map(run_of.__getitem__, block_ids)):
+        if any(picked(run_of, block_ids)):
             raise _carries_another(next(block_id for block_id in block_ids if run_of[block_id] is not None))
         run, place = after
         if run.keys is keys and place == len(run.carriers) - 1 and place not in run.branches:
@@ -342,27 +343,35 @@ class PrefixIndex:
 
     def drop_all(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Forget the texts of blocks, in order; returns those that carried one."""
-        run_of = self.run_of
-        runs = list(map(run_of.__getitem__, block_ids))
-        if None in runs:
-            block_ids, runs = list(compress(block_ids, runs)), list(filter(None, runs))
-        dropped, num_left = block_ids, len(block_ids)
-        while num_left:
-            run = cast(PrefixRun, run_of[block_ids[0]])
+        if not block_ids:
+            return []
+        first = self.run_of[block_ids[0]]
+        num_dropped = 0 if first is None else self._drop_end(first, block_ids)
+        if num_dropped == len(block_ids):
+            # Most often all were the end of one run.
+            return list(block_ids)
+        dropped, block_ids = list(block_ids[:num_dropped]), block_ids[num_dropped:]
+        block_ids = list(compress(block_ids, picked(self.run_of, block_ids)))
+        dropped += block_ids
+        while block_ids:
+            run = cast(PrefixRun, self.run_of[block_ids[0]])
             num_dropped = self._drop_end(run, block_ids) or int(self.drop(block_ids[0]))
             block_ids = block_ids[num_dropped:]
-            num_left -= num_dropped
-        return list(dropped)
+        return dropped
 
     def _drop_end(self, run: PrefixRun, block_ids: Sequence[BlockId]) -> int:
         """`drop` for the leading blocks that are the end of a run backwards; returns how many, 0 if they are not."""
         carriers = run.carriers
-        num_blocks = min(len(carriers), len(block_ids))
-        if run.more or run.branches or carriers[-1 : -num_blocks - 1 : -1] != block_ids[:num_blocks]:
+        num_blocks = len(block_ids)
+        if num_blocks > len(carriers):
+            num_blocks = len(carriers)
+            block_ids = block_ids[:num_blocks]
+        if run.more or run.branches or carriers[: -num_blocks - 1 : -1] != block_ids:
             return 0
         del carriers[-num_blocks:]
-        for block_id in block_ids[:num_blocks]:
-            self.run_of[block_id] = None
+        run_of = self.run_of
+        for block_id in block_ids:
+            run_of[block_id] = None
         self.num_hashed -= num_blocks
         if not carriers or carriers[-1] is None:
             run.trim()

@@ -34,6 +34,10 @@ def _lose_a_free_block(allocator: PagedAllocator) -> None:
     allocator.pool.free.take()
 
 
+def _miscount_the_free(allocator: PagedAllocator) -> None:
+    allocator.pool.num_free -= 1
+
+
 def _free_a_block_twice(allocator: PagedAllocator) -> None:
     allocator.pool.ref[_block(allocator, "parent")] += 1
 
@@ -68,6 +72,7 @@ def _miscount(allocator: PagedAllocator) -> None:
 
 BREAKS: list[tuple[Callable[[PagedAllocator], None], int]] = [
     (_lose_a_free_block, 4),
+    (_miscount_the_free, 4),
     (_free_a_block_twice, 4),
     (_use_a_free_block, 4),
     (_name_a_stranger, 4),

@@ -66,7 +66,7 @@ COMMANDS = st.lists(
 @given(commands=COMMANDS, num_reserved=st.integers(0, 1))
 def test_every_order_is_that_of_its_rule(policy: str, can_pull: bool, commands, num_reserved: int) -> None:
     plain = PlainPool(policy, num_reserved)
-    pool = BlockPool(NUM_BLOCKS, policy, num_reserved=num_reserved, can_pull=can_pull, text_of=plain.texts.__getitem__)
+    pool = BlockPool(NUM_BLOCKS, policy, num_reserved=num_reserved, can_pull=can_pull, texts=plain.texts)
     tables: list[list[int]] = []
     for name, number in commands:
         table = tables[number % len(tables)] if tables else []
@@ -95,7 +95,7 @@ def test_every_order_is_that_of_its_rule(policy: str, can_pull: bool, commands, 
                 tables.append(hits)
         assert pool.ref == plain.ref
         assert pool.num_shared == sum(count > 1 for count in plain.ref)
-        assert len(pool.free) == len(plain.free)
+        assert pool.num_free == len(plain.free)
         assert _in_order_of_use(policy, pool) == _in_order_of_use(policy, plain)
 
 
