@@ -229,7 +229,7 @@ def picture(report: TraceReport, path: str | Path) -> None:
     axes.set_xlabel(f"cache capacity in blocks of {report.prefix_block_size} tokens (dashed: infinite)")
     axes.set_ylabel("hit rate")
     axes.set_title(f"Prefix hits under LRU: {Path(report.path).name}")
-    axes.legend()
+    axes.legend(loc="center right")
     axes.grid(alpha=0.3)
     try:
         figure.savefig(path, dpi=120)
