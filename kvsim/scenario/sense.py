@@ -405,6 +405,35 @@ def _idle_times(workload: Workload) -> Iterator[tuple[Key, str]]:
         yield ("abort", "distribution"), "probability is 0, nobody gives up"
 
 
+def _turns_find_their_history(scenario: Scenario) -> Iterator[Finding]:
+    """What keeps a session's turns from the cache of the turns before, where one would look for hits."""
+    workload, allocator = scenario.workload, scenario.allocator
+    if (
+        isinstance(workload, Custom)
+        or workload.sessions is None
+        or 1
+        in (
+            workload.sessions.num_turns,
+            workload.sessions.mean_turns,
+        )
+    ):
+        return
+    if not getattr(allocator, "enable_prefix_caching", False) or isinstance(scenario.scheduler, VllmV0Scheduler):
+        return
+    if workload.sessions.truncate_to is not None:
+        text = (
+            f"is {workload.sessions.truncate_to}: a history that is cut begins elsewhere at every turn, so the prefix "
+            "cache finds nothing of it; max_context ends a session instead"
+        )
+        yield Finding(("workload", "sessions", "truncate_to"), text, False)
+    if workload.content is not None and workload.content.num_loras > 1:
+        text = (
+            f"is {workload.content.num_loras}: every turn draws an adapter, and finds its history in the prefix cache "
+            "only behind an earlier turn with the same one; sessions written out (workload.requests) keep theirs"
+        )
+        yield Finding(("workload", "content", "num_loras"), text, False)
+
+
 def _idle_texts(workload: Workload) -> Iterator[tuple[Key, str]]:
     """Keys that say how lengths and texts differ, where they do not."""
     if isinstance(workload.lengths, FixedLengths):
@@ -513,6 +542,7 @@ CHECKS: tuple[Check, ...] = (
     _budget_fits,
     _written_requests_can_be_read,
     _workload_keys_are_used,
+    _turns_find_their_history,
     _scheduler_keys_are_used,
     _width_fits,
     _decoding_fits,

@@ -201,7 +201,10 @@ class Content(Block):
 
 
 class Sessions(Block):
-    """Conversations, or agents' tool loops: each turn's prompt is the history and a new message."""
+    """Conversations, or agents' tool loops: each turn's prompt is the history and a new message.
+
+    Answers stand in the history in full, also those that a client gave up on.
+    """
 
     type: Literal["chat", "agent"] = "chat"
     num_turns: Count | None = None
