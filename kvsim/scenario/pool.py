@@ -93,10 +93,13 @@ class Pool:
             )
         if self.num_blocks >= needed:
             return None
+        null_block = ", one of which is the null block" if needed > 1 else ""
+        if self.scenario.memory.num_gpu_blocks_override is not None:
+            return f"is {self.num_blocks}; must be at least {needed} blocks{null_block}"
         return (
             f"holds {self.num_blocks} blocks of {self.block_size:,} tokens ({self.bytes_per_token:,} bytes a token), "
-            f"and {needed} must fit: give it at least {needed * self.block_size * self.bytes_per_token:,} bytes, "
-            "or allocator.block_size a smaller value"
+            f"and {needed} must fit{null_block}: give it at least "
+            f"{needed * self.block_size * self.bytes_per_token:,} bytes, or allocator.block_size a smaller value"
         )
 
     def notes(self) -> tuple[str, ...]:

@@ -274,3 +274,20 @@ def test_a_block_in_an_override_takes_no_values_of_an_engine_along() -> None:
     assert block == {"block_size": 32}
     resolved = scenario_from_text("engine: vllm-v1\n", overrides=["allocator={block_size: 32}"])
     assert resolved.with_engine("no-evict").scenario.allocator.null_block is False
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (
+            "num_gpu_blocks_override: 1",
+            "num_gpu_blocks_override: is 1; must be at least 2 blocks, one of which is the null",
+        ),
+        ("kv_cache_memory_bytes: 8MiB", "and 2 must fit, one of which is the null block: give it at least 16,777,216"),
+    ],
+)
+def test_a_pool_of_nothing_but_the_null_block_is_called_that(memory: str, words: str) -> None:
+    """Llama-2-7B at 16 tokens a block: 8 MiB are one block, and vllm-v1 sets it aside."""
+    with pytest.raises(ScenarioError, match=words):
+        scenario_from_text(f"engine: vllm-v1\nmemory: {{{memory}}}\n")
+    assert scenario_from_text(f"memory: {{{memory}}}\n").scenario.engine == "paged"
