@@ -15,7 +15,7 @@ from kvsim.metrics.outdir import output_dir
 from kvsim.metrics.recorder import EndedRequests, Integrals
 from kvsim.metrics.summary import Goals, summarise
 from kvsim.result import CompareResult, RunResult
-from kvsim.scenario.fields import is_import_path
+from kvsim.scenario.fields import Custom, is_import_path
 from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.schema import VllmV1Scheduler
@@ -243,6 +243,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
     )
     sums = simulation.recorder.integrals
     late = (
+        *_idle_priorities(summary, scenario.scheduler),
         *_other_limits(summary, engine.scheduler, sums),
         *_refused_swaps(scenario, engine, simulation.recorder.totals.num_refused_swaps),
         *_late_warnings(summary, simulation.recorder.ended),
@@ -301,6 +302,21 @@ def _late_warnings(summary: dict[str, Any], ended: EndedRequests) -> Iterable[st
             f"requests rejected because they can never be served: {summary['num_rejected']}; "
             f"the first is {shorten(request_id)}: {reason}"
         )
+
+
+def _idle_priorities(summary: dict[str, Any], scheduler: Any) -> Iterable[str]:
+    """Requests of unequal priority, under a scheduler that does not look at it."""
+    policies = [getattr(scheduler, name, None) for name in ("victim", "queue_order", "gate", "preemption")]
+    looks = isinstance(scheduler, Custom) or any(map(is_import_path, policies)) or any(policies[:2])
+    policy = getattr(scheduler, "scheduling_policy", None)
+    if not summary.get("by_priority") or looks or policy not in (None, "fcfs"):
+        return
+    why = (
+        f"scheduler {scheduler.type} has no scheduling_policy"
+        if policy is None
+        else "scheduler.scheduling_policy is fcfs, not priority"
+    )
+    yield f"requests differ in priority, and none is served or preempted by it: {why}"
 
 
 OFTEN, ROOM = 0.1, 0.5

@@ -465,6 +465,21 @@ def _scheduler_keys_are_used(scenario: Scenario) -> Iterator[Finding]:
                 yield Finding(("scheduler", name), text, False)
 
 
+def _adapters_matter(scenario: Scenario) -> Iterator[Finding]:
+    """LoRA adapters separate prefix caches and, in vllm-v1, fill a batch's places; elsewhere they change nothing."""
+    workload, scheduler = scenario.workload, scenario.scheduler
+    if isinstance(workload, Custom) or isinstance(scheduler, Custom) or isinstance(scenario.allocator, Custom):
+        return
+    num_drawn = 0 if workload.content is None or workload.requests is not None else workload.content.num_loras
+    most = getattr(scheduler, "max_loras", 0)
+    if most and not num_drawn and not any(row.get("lora") is not None for row in workload.requests or ()):
+        yield Finding(("scheduler", "max_loras"), "is not used: no request has a LoRA adapter", False)
+    caches = getattr(scenario.allocator, "enable_prefix_caching", False) and not isinstance(scheduler, VllmV0Scheduler)
+    if num_drawn and not most and not caches:
+        text = "is not used: nothing is cached by adapter (enable_prefix_caching), and no batch is limited (max_loras)"
+        yield Finding(("workload", "content", "num_loras"), text, False)
+
+
 def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
     workload, scheduler = scenario.workload, scenario.scheduler
     if isinstance(workload, Custom):
@@ -544,6 +559,7 @@ CHECKS: tuple[Check, ...] = (
     _workload_keys_are_used,
     _turns_find_their_history,
     _scheduler_keys_are_used,
+    _adapters_matter,
     _width_fits,
     _decoding_fits,
     _lengths_can_be_drawn,
