@@ -90,6 +90,8 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
             pool.num_slots, placement=config.placement, compaction=config.compaction, journal=journal
         )
     given = {"num_blocks": pool.num_blocks, "block_size": pool.block_size, "num_host_blocks": pool.num_host_blocks}
+    if journal is not None:
+        given["journal"] = journal
     return cast("KVAllocator", checked_allocator(_make_custom("allocator", config, (), given), config.type))
 
 

@@ -247,6 +247,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         *_other_limits(summary, engine.scheduler, sums),
         *_refused_swaps(scenario, engine, simulation.recorder.totals.num_refused_swaps),
         *_late_warnings(summary, simulation.recorder.ended),
+        *extras.warnings(engine),
     )
     unfound = _unfound_shares(resolved, engine, summary)
     summary["warnings"] = [*resolved.warnings, *engine.warnings(), *unfound, *late]
@@ -463,6 +464,15 @@ class _Extras:
         if self.options.progress is not None:
             found.append(_ProgressObserver(self.options.progress, engine.source.num_left))
         return tuple(found)
+
+    def warnings(self, engine: Engine) -> Iterable[str]:
+        """What the options asked for and did not get."""
+        allocator = engine.scheduler.allocator
+        if self.journal is not None and not len(self.journal) and not type(allocator).__module__.startswith("kvsim."):
+            yield (
+                f"no events of blocks: {type(allocator).__name__} told the journal nothing; it goes to an allocator "
+                "that takes `journal` (docs/extend.md)"
+            )
 
     def block_map(self, engine: str) -> dict[str, Any] | None:
         """What the page's block map shows, if a page was asked for."""

@@ -161,6 +161,27 @@ def test_a_law_that_an_own_allocator_breaks_is_told_with_its_name(tmp_path, monk
         run(scenario, options=Options(plots=False, check=True))
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_own_allocator_that_takes_a_journal_gets_one(takes: bool, tmp_path, monkeypatch) -> None:
+    name = f"journaled_{takes}"
+    (tmp_path / f"{name}.py").write_text(
+        "from kvsim.memory import PagedAllocator\n\n"
+        "class Mine(PagedAllocator):\n"
+        f"    def __init__(self, num_blocks, block_size{', journal=None' * takes}):\n"
+        f"        super().__init__(num_blocks, block_size{', journal=journal' * takes})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scenario = {
+        "allocator": {"type": f"{name}:Mine", "block_size": 4},
+        "memory": {"num_gpu_blocks_override": 12},
+        "workload": {"requests": [{"prompt_tokens": 4, "output_tokens": 3}]},
+    }
+    result = run(scenario, out=tmp_path / "out", options=Options(plots=False, debug=True))
+    rows = (tmp_path / "out" / "events.csv").read_text().splitlines()
+    assert (len(rows) > 1) == takes
+    assert any("Mine told the journal nothing" in text for text in result.summary["warnings"]) != takes
+
+
 BROKEN = """\
 from kvsim.memory import PagedAllocator
 from kvsim.request import Request, Sampling

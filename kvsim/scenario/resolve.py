@@ -70,7 +70,9 @@ class ResolvedScenario:
         # A block that was replaced as a whole has no values of the file's any more.
         if last is None and key in self._origins_in_file:
             return self._origins_in_file[key]
-        if last is None and look_up(self.document.data, key) is not ABSENT:
+        given = look_up(self.document.data, key)
+        gave_way = key[1:] == ("type",) and is_import_path(given) and look_up(self.raw, key) != given
+        if last is None and given is not ABSENT and not gave_way:
             return "file"
         return (
             f"engine {self.scenario.engine}" if look_up(PRESETS[self.scenario.engine], key) is not ABSENT else "default"
@@ -179,7 +181,12 @@ def _fit_to_engine(data: dict[str, Any], engine: str, document: Document, overri
         if not isinstance(block, dict):
             continue
         is_set = any(override.key == (name, "type") for override in overrides)
-        if engine_is_chosen_late and name != "cost" and not is_set and is_import_path(block.pop("type", None)):
+        given = block.pop("type", None) if engine_is_chosen_late and name != "cost" and not is_set else None
+        if is_import_path(given):
+            warnings.append(
+                f"{_where((name, 'type'), document, overrides)}: {name}.type: {given} is not used: "
+                f"{_where(('engine',), document, overrides)} brings its own; to keep it, say --set {name}.type={given}"
+            )
             data[name] = {key: value for key, value in block.items() if key in keys_at((name,))}
             block = data[name]
         kind = block.get("type", PRESETS[engine].get(name, {}).get("type"))

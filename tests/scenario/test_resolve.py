@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
+from kvsim.scenario.fields import Custom
 from kvsim.scenario.layout import blocks, json_schema
 from kvsim.scenario.presets import PRESETS
 from kvsim.scenario.resolve import load_scenario, scenario_from_dict, scenario_from_text
@@ -132,6 +133,16 @@ def test_an_engine_chosen_late_gets_its_own_parts() -> None:
     resolved = scenario_from_text(text).with_engine("orca-pow2")
     assert isinstance(resolved.scenario.allocator, ContiguousMemory)
     assert getattr(resolved.scenario.scheduler, "reservation", None) == "pow2"
+    left_out = "allocator.type: mine:Thing is not used: engine orca-pow2 brings its own; to keep it, say --set"
+    assert any(left_out in text for text in resolved.warnings)
+    assert "type: contiguous  # engine orca-pow2" in resolved.to_yaml()
+
+
+def test_own_code_that_is_named_with_the_engine_stays() -> None:
+    text = "allocator: {type: 'mine:Thing', quantum: 64}\n"
+    resolved = scenario_from_text(text, overrides=["engine=no-evict", "allocator.type=mine:Thing"])
+    assert resolved.scenario.allocator == Custom(type="mine:Thing", quantum=64)  # type: ignore[call-arg]
+    assert resolved.warnings == ()
 
 
 def test_the_file_beats_the_preset() -> None:
