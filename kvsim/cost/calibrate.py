@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.catalog import load_gpu
 from kvsim.cost.fit import OpFit, basis, log_features
 from kvsim.cost.forms import FORMS
-from kvsim.cost.measurements import LAYER_DIMS, ROW_OPS, Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.layer_ops import PROJECTIONS, ROW_OPS
+from kvsim.cost.measured_columns import COLUMNS_OF
+from kvsim.cost.measurements import Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.plausible import implausible_rows
 from kvsim.cost.profile import Profile, version_order
 from kvsim.types import ScenarioError
 
@@ -25,7 +27,10 @@ HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
 NEEDED_OPS = ("gemm", "decode_attention", "prefill_attention")
 """A profile without a fit of any of these prices no step."""
-_BEYOND_PEAK = 3.0
+MIN_FITTED_ROWS = 4
+"""What the held-out rows must leave of an operation."""
+FAR_OFF_PCT = 50.0
+"""Rows that are this far off on average follow no law that a fit could find."""
 _MIN_ROWS_FOR_CORRECTION = 12
 _LOG_PARAM_SPAN = 7.0
 _NUM_STARTS = 3
@@ -62,7 +67,7 @@ class Calibration:
     held_out: tuple[tuple[str, float, float], ...]
     """(operation, measured us, predicted us)."""
     warnings: tuple[str, ...] = ()
-    """Rows that were left out, operations that the profile lacks, and rates that no GPU of this name reaches."""
+    """Rows that were left out or cannot be true, operations that the profile lacks or that no fit describes."""
 
 
 def calibrate(
@@ -84,7 +89,7 @@ def calibrate(
         raise ScenarioError(f"hold_out must lie between 0 and 1, not {hold_out}")
     if seed < 0:
         raise ScenarioError(f"seed is {seed}; it must be a whole number of at least 0")
-    data = load_measurements(path, gpu)
+    data, framework = load_measurements(path, gpu), framework.strip().lower()
     groups = _choose(data, Path(path), framework, version)
     rng = np.random.default_rng(seed)
     fits, errors, pairs = [], [], []
@@ -101,7 +106,11 @@ def calibrate(
         errors += lines
         pairs += group_pairs
     if not fits:
-        raise ScenarioError(f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows that a fit needs")
+        told = ", ".join(f"{len(group.latency_us)} of {group.key.kind}" for group in groups)
+        raise ScenarioError(
+            f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows with different sizes that a fit "
+            f"needs; it has {told}: measure more sizes"
+        )
     newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=version_order)
     profile = Profile(
         name=name or data.gpu.lower(),
@@ -118,7 +127,13 @@ def calibrate(
         },
         fits=tuple(fits),
     )
-    notes = (*left_out, *_unknown_models(path, groups), *_lacks(profile), *_beyond_the_datasheet(profile))
+    notes = (
+        *left_out,
+        *_unknown_layers(path, groups),
+        *(text for group in groups for text in implausible_rows(path, group, data.latency_column)),
+        *_far_off(path, errors),
+        *_lacks(profile),
+    )
     return Calibration(profile, tuple(errors), tuple(pairs), notes)
 
 
@@ -130,16 +145,34 @@ def _too_few(path: str | Path, group: Group) -> str:
     )
 
 
-def _unknown_models(path: str | Path, groups: Sequence[Group]) -> list[str]:
-    """One line per model in `kernel` whose dimensions nobody knows: its rows price no step."""
-    counts: dict[str, int] = {}
+def _unknown_layers(path: str | Path, groups: Sequence[Group]) -> list[str]:
+    """One line per model in `kernel`, or operation, whose dimensions nobody knows: its rows price no step."""
+    models: dict[str, int] = {}
+    operations: dict[str, int] = {}
     for group in groups:
         if ":" in group.key.kind:
-            counts[group.key.kernel] = counts.get(group.key.kernel, 0) + len(group.latency_us)
+            operation = group.key.kind.rpartition(":")[2]
+            is_known = operation in (*PROJECTIONS, *ROW_OPS)
+            counts, name = (models, group.key.kernel) if is_known else (operations, operation)
+            counts[name] = counts.get(name, 0) + len(group.latency_us)
     return [
-        f"{path}: {count} rows of kernel {model!r} price no step: whole layers need an operation and a model that are "
-        f"known ({', '.join(LAYER_DIMS)}); name one of them, or measure op gemm with n and k"
-        for model, count in counts.items()
+        f"{path}: {count} rows of kernel {model!r} price no step: whole layers need a model that is known, by its name "
+        f"in the catalog or on Hugging Face; name one, or measure op gemm with n and k"
+        for model, count in models.items()
+    ] + [
+        f"{path}: {count} rows of op {operation!r} price no step: known are {', '.join(COLUMNS_OF)}, and of whole "
+        f"layers {', '.join((*PROJECTIONS, *ROW_OPS))}"
+        for operation, count in operations.items()
+    ]
+
+
+def _far_off(path: str | Path, errors: Sequence[ErrorLine]) -> list[str]:
+    """A warning for every operation whose held-out rows the fit is far from."""
+    return [
+        f"{path}: held-out rows of {line.op} ({line.kernel} {line.version}) are predicted {line.mape_pct:.0f} % off on "
+        f"average: they contradict each other, or latencies have different units; do not use this fit"
+        for line in errors
+        if line.mape_pct > FAR_OFF_PCT
     ]
 
 
@@ -150,28 +183,15 @@ def _lacks(profile: Profile) -> list[str]:
     return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
 
 
-def _beyond_the_datasheet(profile: Profile) -> list[str]:
-    """A warning where fitted rates are far beyond the GPU's peaks: latencies in another unit."""
-    try:
-        gpu = load_gpu(profile.gpu)
-    except ScenarioError:
-        return []
-    peaks = {"tflops": (gpu.peak_fp16_flops / 1e12, "TFLOP/s"), "gbps": (gpu.memory_bandwidth / 1e9, "GB/s")}
-    fit = profile.find("gemm")
-    return [
-        f"gemm: fitted {fit.params[name]:.3g} {unit}, and the datasheet of {gpu.name} has {peak:g}; latency_us must be "
-        "in microseconds"
-        for name, (peak, unit) in peaks.items()
-        if fit is not None and fit.params[name] > _BEYOND_PEAK * peak
-    ]
-
-
 def _choose(data: Measurements, path: Path, framework: str, version: str | None) -> list[Group]:
     own = [g for g in data.groups if g.key.framework == framework and version in (None, g.key.version)]
     if not own:
         known = sorted({(g.key.framework, g.key.version) for g in data.groups})
         wanted = framework + (f" {version}" if version else "")
-        raise ScenarioError(f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}")
+        raise ScenarioError(
+            f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}: name one with "
+            f"--framework{' and --version' if version else ''}"
+        )
     covered = {(g.key.op, g.key.kind) for g in own}
     borrowed = [g for g in data.groups if g.key.framework != framework and (g.key.op, g.key.kind) not in covered]
     borrowed = [g for g in borrowed if g.key.kind in ROW_OPS or g.key.op == "all_reduce"]
@@ -183,6 +203,11 @@ def _fit_and_test(
 ) -> tuple[OpFit, list[ErrorLine], list[tuple[str, float, float]]]:
     order = rng.permutation(len(group.latency_us))
     num_test = max(1, round(hold_out * len(order)))
+    if len(order) - num_test < MIN_FITTED_ROWS:
+        raise ScenarioError(
+            f"hold_out is {hold_out:g}: of the {len(order)} rows of {group.key.kind} it leaves {len(order) - num_test} "
+            f"to fit; hold out less, so that at least {MIN_FITTED_ROWS} are left"
+        )
     test, train = group.take(np.sort(order[:num_test])), group.take(np.sort(order[num_test:]))
     tested = fit_group(train)
     predicted = tested.predict_us(test.columns)

@@ -108,6 +108,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     few = [row | {"version": "2.0"} for row in rows[:5]]
     strange = [row | {"op": "qkv_proj", "kernel": "Other-7B", "tokens": 2**i} for i, row in enumerate(rows[:9])]
     other = [row | {"dtype": dtype} for row in rows[:3] for dtype in ("float8_e4m3fn", "fp32")]
+    strange += [row | {"op": "add", "kernel": "Llama-2-7b", "tokens": 2**i} for i, row in enumerate(rows[:9])]
     path = write(tmp_path / "x.csv", rows + few + strange + other)
     assert main(["calibrate", str(path)]) == 0
     shown = capsys.readouterr().err
@@ -115,6 +116,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "3 rows of gemm fp32 left out" in shown
     assert "5 rows of gemm (mm, vllm 2.0) left out: a fit needs 8" in shown
     assert "9 rows of kernel 'Other-7B' price no step" in shown
+    assert "9 rows of op 'add' price no step: known are gemm" in shown
     assert "no fit of decode_attention, prefill_attention" in shown
     with pytest.raises(
         ScenarioError, match=r"x\.csv: no row of X1 has a 16-bit .* has float8_e4m3fn, fp32, and .*bf16"
@@ -122,13 +124,27 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         load_measurements(write(tmp_path / "x.csv", other))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "unit", "is_warned"), [("RTX4090", 1e-3, True), ("RTX4090", 1, False), ("X1", 1e-3, False)]
-)
-def test_rates_beyond_the_datasheet_are_questioned(tmp_path: Path, gpu: str, unit: float, is_warned: bool) -> None:
+@pytest.mark.parametrize("gpu", ["RTX4090", "A card of tomorrow"])
+@pytest.mark.parametrize(("unit", "said"), [(1e-3, "are too fast"), (1, ""), (1e3, "are too slow")])
+def test_rates_that_no_gpu_reaches_are_questioned(tmp_path: Path, gpu: str, unit: float, said: str) -> None:
     rows = [row | {"gpu": gpu, "latency_us": unit * float(str(row["latency_us"]))} for row in gemm_rows()]
+    found = [text for text in calibrate(write(tmp_path / "x.csv", rows)).warnings if "are too" in text]
+    assert bool(found) == bool(said)
+    if said:
+        assert said in found[0]
+        assert "latency_ns" in found[0]
+        assert ("datasheet of rtx-4090 has 165" in found[0]) == (gpu == "RTX4090")
+
+
+def test_rows_that_follow_no_law_are_said_to(tmp_path: Path) -> None:
+    rows = [row | {"latency_us": (3.0, 3e6)[i % 2]} for i, row in enumerate(gemm_rows())]
     found = calibrate(write(tmp_path / "x.csv", rows)).warnings
-    assert any("must be in microseconds" in text for text in found) == is_warned
+    assert any("do not use this fit" in text for text in found)
+
+
+def test_what_is_held_out_leaves_rows_to_fit(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"hold_out is 0\.99: of the 52 rows of gemm it leaves 1 to fit"):
+        calibrate(write(tmp_path / "x.csv", gemm_rows()), hold_out=0.99)
 
 
 def test_all_spellings_of_a_gpu_are_one(tmp_path: Path) -> None:
@@ -236,8 +252,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         calibrate(write(tmp_path / "e.csv", rows), framework="sglang")
     with pytest.raises(ScenarioError, match="several GPUs"):
         calibrate(write(tmp_path / "f.csv", rows + [row | {"gpu": "X2"} for row in rows]))
-    with pytest.raises(ScenarioError, match="8 rows"):
+    with pytest.raises(ScenarioError, match=r"the 8 rows with different sizes .* it has 5 of gemm"):
         calibrate(write(tmp_path / "g.csv", rows[:5]))
+    assert calibrate(write(tmp_path / "h.csv", [row | {"framework": "vLLM"} for row in rows])).profile.find("gemm")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
