@@ -746,9 +746,11 @@ def predict(
 def _kernel_cost(
     setting: Setting, decode_overhead_us: float | None, mixed_overhead_us: float | None, tiles: GemmTiles | None
 ) -> KernelCost:
+    from kvsim.catalog import load_gpu
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
+    from kvsim.cost.profile import measured_elsewhere
 
-    return KernelCost.from_profile(
+    cost = KernelCost.from_profile(
         setting.profile,
         setting.geometry,
         block_size=setting.block_size,
@@ -760,6 +762,10 @@ def _kernel_cost(
         cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs),
         adds_cpu_time=setting.engine == "vllm-v1",
     )
+    elsewhere = measured_elsewhere(cost.times.profile, load_gpu(setting.gpu))
+    if elsewhere is not None:
+        cost.notes.append(elsewhere)
+    return cost
 
 
 def _scenario(setting: Setting) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvsim.cost.kernel_times import KernelTimes
 from kvsim.cost.page_size import block_size_factor, l2_share
-from kvsim.cost.profile import Profile, load_profile
+from kvsim.cost.profile import Profile, gpu_of, load_profile, measured_elsewhere
 from kvsim.cost.shapes import ModelShapes, model_shapes
 from kvsim.cost.swap import LARGE_COPY_SHARE, PER_CALL_COPY_US, HostLink
 from kvsim.memory.geometry import ModelGeometry
@@ -58,6 +58,8 @@ class DeviceFacts:
     """What large copies reach."""
     memory_gb_s: float = 2000.0
     l2_bytes: float = 40 * (1 << 20)
+    assumed_for: str = ""
+    """The GPU whose datasheet nobody knows here."""
 
 
 class _Line:
@@ -122,6 +124,8 @@ class KernelCost:
             raise ScenarioError(f"table_sync {table_sync!r}: choose on_change, every_step or device")
         shapes, device = times.shapes, device or DeviceFacts()
         self.times = times
+        self.notes: list[str] = []
+        """What `warnings()` says besides."""
         self.table_sync = table_sync
         self.cpu_schedule_ns = round(cpu_schedule_us * NS_PER_US)
         cpu_us = cpu_schedule_us if adds_cpu_time else 0.0
@@ -213,7 +217,8 @@ class KernelCost:
         """What was priced outside the measured range, one line each; empty if nothing was."""
         name = self.times.profile.name
         found = [*self.times.shapes.notes, *sorted(self.times.extrapolated)]
-        return [f"cost profile {name}: outside the calibrated range: {what}" for what in found]
+        notes = [f"cost profile {name}: {note}" for note in self.notes]
+        return notes + [f"cost profile {name}: outside the calibrated range: {what}" for what in found]
 
     @property
     def is_extrapolated(self) -> bool:
@@ -358,6 +363,8 @@ class KernelCost:
         num_swapped = shape.num_swapped_out_blocks + shape.num_swapped_in_blocks
         if num_swapped:
             cost += num_swapped * self._swapped_block_ns
+        if self._device.assumed_for and (num_copied or num_swapped):
+            self._note_assumed()
         if self.table_sync == "on_change":
             if shape.num_table_updates:
                 cost += TABLE_UPLOAD_US * NS_PER_US + shape.num_table_updates * self._entry_ns
@@ -366,6 +373,13 @@ class KernelCost:
         else:
             cost += shape.num_alloc_decisions * DEVICE_ROUND_TRIP_US * NS_PER_US
         return cost
+
+    def _note_assumed(self) -> None:
+        device = self._device
+        self.times.extrapolated[
+            f"copies and swaps: the catalog lacks {device.assumed_for}, {device.memory_gb_s:g} GB/s of memory and "
+            f"{device.pcie_gb_s:g} GB/s to the host are assumed"
+        ] = None
 
     def _note(self, op: str, name: str, value: float) -> None:
         bounds = self._bounds[op].get(name)
@@ -424,13 +438,10 @@ def _measured_block_size(profile: Profile) -> int:
 
 
 def _device_facts(profile: Profile) -> DeviceFacts:
-    """From the GPU catalog; generic figures for a GPU it lacks."""
-    from kvsim.catalog import load_gpu
-
-    try:
-        gpu = load_gpu(str(profile.provenance.get("catalog_gpu", profile.gpu)))
-    except ScenarioError:
-        return DeviceFacts()
+    """From the GPU catalog; generic figures, said to be so, for a GPU it lacks."""
+    gpu = gpu_of(profile)
+    if gpu is None:
+        return DeviceFacts(assumed_for=profile.gpu)
     return DeviceFacts(gpu.pcie_bandwidth / 1e9 * LARGE_COPY_SHARE, gpu.memory_bandwidth / 1e9, gpu.l2_bytes)
 
 
@@ -465,9 +476,9 @@ def make_kernel_cost(config: Any, scenario: Any, pool: Any) -> KernelCost:
             "interconnect_gb_s",
         )
         return roofline_cost(pool.geometry, **common, **{name: getattr(config, name) for name in own})
-    profile = config.profile if config.profile is not None else _profile_of_gpu(pool.gpu.name)
-    return KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)
-
-
-def _profile_of_gpu(gpu_name: str) -> Profile:
-    return load_profile(gpu_name)
+    profile = config.profile if config.profile is not None else pool.gpu.name
+    cost = KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)
+    elsewhere = measured_elsewhere(cost.times.profile, pool.gpu)
+    if elsewhere is not None:
+        cost.notes.append(elsewhere)
+    return cost

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvsim.memory.config_fields import Config, optional, shown, widths, words
-from kvsim.memory.geometry import FULL, ModelGeometry, dtype_bytes
+from kvsim.memory.geometry import ModelGeometry, dtype_bytes
+from kvsim.memory.layers import attending_windows
 from kvsim.types import ScenarioError
 
 _UNGATED = {"opt", "gpt2", "gpt_neox", "gptj", "falcon", "bloom", "phi", "mpt", "gpt_bigcode", "starcoder2"}
@@ -85,6 +86,13 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     ]
     if words(config, "model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
+    windows = [(group.num_layers, group.window) for group in geometry.groups]
+    if geometry.num_kv_layers < geometry.num_hidden_layers:
+        # A layer that keeps no KV of its own may read another's.
+        windows = attending_windows(config, geometry.num_hidden_layers)
+        without = geometry.num_hidden_layers - sum(num_layers for num_layers, _ in windows)
+        if without:
+            notes.append(f"{without} layers without attention to the text are priced by the matrices of the others")
     element = dtype_bytes(geometry.element_dtype(kv_cache_dtype))
     return ModelShapes(
         num_layers=geometry.num_hidden_layers,
@@ -98,7 +106,7 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         head_dim=head_dim,
         # A latent is read once, not as K and V.
         kv_bytes=element / 2 if geometry.latent_dim else float(element),
-        windows=tuple((g.num_layers, None if g.kind == FULL else g.window) for g in geometry.groups),
+        windows=tuple(windows),
         bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
         all_reduces_per_layer=2 if tp > 1 else 0,
         tensor_parallel_size=tp,

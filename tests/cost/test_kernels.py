@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -225,3 +227,14 @@ def test_a_decode_step_is_priced_in_few_lines() -> None:
     for shape in shapes[:256]:
         cost.step_ns(shape)
     assert num_lines(lambda: [cost.step_ns(shape) for shape in shapes]) / len(shapes) < 40
+
+
+def test_what_no_datasheet_says_is_assumed_aloud() -> None:
+    """The host link and the memory of a GPU that the catalog lacks, once something is copied or swapped."""
+    profile = replace(load_profile("rtx4090"), gpu="X1")
+    cost = KernelCost.from_profile(profile, LLAMA)
+    cost.step_ns(decode(4, 400))
+    assert cost.warnings() == []
+    cost.step_ns(decode(4, 400)._replace(num_swapped_out_blocks=3))
+    (said,) = cost.warnings()
+    assert "the catalog lacks X1, 2000 GB/s of memory and 25 GB/s to the host are assumed" in said

@@ -34,3 +34,24 @@ def test_layers_that_are_not_alike_are_refused(change, message):
 def test_sparse_attention_is_priced_as_dense_and_says_so():
     sparse = dict(load_model("deepseek-v3").config) | {"index_head_dim": 128}
     assert any("sparse attention" in note for note in model_shapes(ModelGeometry.from_config(sparse)).notes)
+
+
+WINDOWED = LLAMA | {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "windows", "num_kv_layers"),
+    [
+        ({}, [(32, None)], 32),
+        ({"num_kv_shared_layers": 12}, [(32, None)], 20),
+        ({"use_cla": True, "cla_share_factor": 2}, [(32, None)], 16),
+        (WINDOWED | {"num_kv_shared_layers": 10}, [(16, 512), (16, None)], 22),
+        ({"full_attention_interval": 4}, [(8, None)], 8),
+    ],
+)
+def test_layers_that_read_the_kv_of_others_are_priced_too(change, windows, num_kv_layers):
+    geometry = ModelGeometry.from_config(LLAMA | change)
+    shapes = model_shapes(geometry)
+    assert geometry.num_kv_layers == num_kv_layers
+    assert list(shapes.windows) == windows
+    assert any("24 layers without attention" in note for note in shapes.notes) == ("full_attention_interval" in change)
