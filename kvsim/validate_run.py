@@ -54,6 +54,11 @@ _MOST = (1 << 31) - 1
 _MOST_BYTES = 1 << 50
 _MOST_RANKS = 1024
 _MOST_SECONDS = 1e12
+_REQUEST_KEYS = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+
+_NO_ENGINE = 100.0
+"""A measured time that is so many times the predicted one, or so small a part of it, is in another unit."""
+_UNITS: Mapping[float, str] = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
 
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 """What vLLM's --dtype takes."""
@@ -215,6 +220,13 @@ def load_run(folder: str | Path) -> RecordedRun:
     requests = tuple(_recorded(folder / "requests.jsonl", number, row) for number, row in rows)
     if not requests:
         raise ScenarioError(f"{folder / 'requests.jsonl'}: no request in it")
+    told = [str(row["request_id"]) for _, row in rows if row.get("request_id") is not None]
+    if len(set(told)) < len(told):
+        twice = next(name for name in told if told.count(name) > 1)
+        raise ScenarioError(
+            f"{folder / 'requests.jsonl'}: request_id {twice} is there {told.count(twice)} times; keep one row per "
+            f"request"
+        )
     if max(request.last_token_s for request in requests) <= min(request.queued_s for request in requests):
         raise ScenarioError(
             f"{folder / 'requests.jsonl'}: all times are the same; they must be the engine's, in seconds"
@@ -225,9 +237,7 @@ def load_run(folder: str | Path) -> RecordedRun:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError:
-        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
+        value = json.loads(_text_of(path))
     except ValueError as error:
         raise ScenarioError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, Mapping):
@@ -235,13 +245,22 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return value
 
 
+def _text_of(path: Path) -> str:
+    """The file's text; gzip and byte-order marks are recognised."""
+    from kvsim.workload.trace_files import open_text
+
+    if not path.is_file():
+        raise ScenarioError(f"{path}: no such file; a recorded run holds meta.json and requests.jsonl")
+    with open_text(path) as handle:
+        text = handle.read()
+    if "\0" in text:
+        raise ScenarioError(f"{path}: not a text file, or UTF-16 without its mark: save it as UTF-8")
+    return text
+
+
 def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -256,8 +275,13 @@ def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
 def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> RecordedRequest:
     def number(key: str) -> float:
         value = row.get(key)
+        if key not in row:
+            raise ScenarioError(
+                f"{path}: line {number_of_line}: {key} is missing; a request has {', '.join(_REQUEST_KEYS)}, this one "
+                f"has {', '.join(map(str, row)) or 'nothing'}"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_SECONDS:
-            raise bad(key, "it must be a number, at most 1e12")
+            raise bad(key, "it must be a number, at most 1e12 (times in seconds)")
         return float(value)
 
     def tokens(key: str) -> int:
@@ -291,12 +315,13 @@ def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> Record
 def _read_series(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         return {}
+    lines = _text_of(path).splitlines(keepends=True)
+    first = lines[0] if lines else ""
+    reader = csv.reader(lines, delimiter=max(",;\t", key=first.count))
     try:
-        with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.reader(handle)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        header = [name.strip() for name in next(reader, [])]
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
         raise ScenarioError(
             f"{path}: cannot be read as CSV ({error}); leave the file out where there is none"
         ) from None
@@ -330,14 +355,16 @@ def _series_cell(path: Path, line: int, column: str, cell: Seq[str]) -> float:
 
 def _series_offset_s(meta: _Keys, rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
     """The series counts from the start of the run; the first request came this much later (0 where nobody says)."""
-    from datetime import datetime
+    from datetime import UTC, datetime
 
     arrivals = [row["arrival_time"] for _, row in rows if row.get("arrival_time") is not None]
     text = meta.text("started_at")
     if text is None:
         return 0.0
     try:
-        started = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        date = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        # What names no time zone must not depend on this machine's.
+        started = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise meta.bad("started_at", 'a date such as "2026-04-25T18:47:18Z"') from None
     offset = min(arrivals, default=started) - started
@@ -367,8 +394,18 @@ class Setting:
     long_prefill_token_threshold: int = 0
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
+    gpu_memory_bytes: int = 0
     warnings: tuple[str, ...] = ()
     """What of the engine's arguments the simulation leaves out."""
+
+    @property
+    def gpu_spec(self) -> GpuSpec:
+        """The GPU, of the catalog or with its memory alone."""
+        from kvsim.catalog import GpuSpec, gpu_names, load_gpu
+
+        if self.gpu in gpu_names():
+            return load_gpu(self.gpu)
+        return GpuSpec(self.gpu, self.gpu_memory_bytes, 0.0, 0.0, 0, 0.0)
 
     @property
     def geometry(self) -> ModelGeometry:
@@ -395,7 +432,7 @@ def setting_of(
     if not model:
         raise ScenarioError(f"{run.folder / 'meta.json'}: names no model; give --model")
     geometry = load_model(model)
-    spec, gpu_note = _gpu_of(run, gpu)
+    spec, gpu_note = _gpu_of(run, gpu, profile)
     notes.append(gpu_note)
     engine = _engine_of(run, notes)
     total = run.keys.inner("hardware").integer("device_total_memory_bytes", _MOST_BYTES) or spec.total_memory_bytes
@@ -450,6 +487,7 @@ def setting_of(
         long_prefill_token_threshold=kwargs.integer("long_prefill_token_threshold", least=0) or 0,
         scheduler_reserve_full_isl=kwargs.truth("scheduler_reserve_full_isl") is not False,
         watermark=kwargs.watermark() or 0.0,
+        gpu_memory_bytes=total,
         warnings=(*_unused(kwargs), *_other_formats(run.folder / "meta.json", dtype)),
     )
 
@@ -491,21 +529,30 @@ def _max_model_len(kwargs: _Keys, geometry: ModelGeometry) -> int:
     return length or geometry.max_model_len or 1 << 20
 
 
-def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
-    """The GPU: as told, as the run says, or as its folder is called."""
-    from kvsim.catalog import gpu_names, load_gpu
+def _gpu_of(run: RecordedRun, gpu: str | None, profile: str | Profile | None) -> tuple[GpuSpec, str]:
+    """The GPU: as told, as the run says, or as its folder is called.
 
-    if gpu is not None:
-        return load_gpu(gpu), f"GPU {gpu}: as told"
-    device = run.keys.inner("hardware").text("device_name")
+    One that the catalog lacks will do where a profile is given: what else is needed of it is its memory.
+    """
+    from kvsim.catalog import GpuSpec, gpu_names, load_gpu
+
+    hardware = run.keys.inner("hardware")
+    device = gpu or hardware.text("device_name")
+    origin = "as told" if gpu is not None else "from meta.json"
     if device:
         try:
-            return load_gpu(device), f"GPU {device}: from meta.json"
-        except ScenarioError:
+            return load_gpu(device), f"GPU {device}: {origin}"
+        except ScenarioError as error:
             found = _named_in(device, gpu_names())
-            if found is None:
-                raise
-            return load_gpu(found), f"GPU {found}: from meta.json ({device})"
+            if found is not None and gpu is None:
+                return load_gpu(found), f"GPU {found}: from meta.json ({device})"
+            total = hardware.integer("device_total_memory_bytes", _MOST_BYTES)
+            if profile is not None and total is not None:
+                return GpuSpec(device, total, 0.0, 0.0, 0, 0.0), f"GPU {device}: {origin}, unknown to the catalog"
+            raise ScenarioError(
+                f"{error} A run on another GPU needs a profile of it (--profile, made by `kvsim calibrate`) and "
+                f"hardware.device_total_memory_bytes in {run.folder / 'meta.json'}."
+            ) from None
     found = _named_in(run.folder.resolve().name, gpu_names())
     if found is None:
         raise ScenarioError(
@@ -746,7 +793,6 @@ def predict(
 def _kernel_cost(
     setting: Setting, decode_overhead_us: float | None, mixed_overhead_us: float | None, tiles: GemmTiles | None
 ) -> KernelCost:
-    from kvsim.catalog import load_gpu
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
     from kvsim.cost.profile import measured_elsewhere
 
@@ -762,7 +808,7 @@ def _kernel_cost(
         cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs),
         adds_cpu_time=setting.engine == "vllm-v1",
     )
-    elsewhere = measured_elsewhere(cost.times.profile, load_gpu(setting.gpu))
+    elsewhere = measured_elsewhere(cost.times.profile, setting.gpu_spec)
     if elsewhere is not None:
         cost.notes.append(elsewhere)
     return cost
@@ -776,7 +822,9 @@ def _scenario(setting: Setting) -> Any:
             "name": "validate-run",
             "engine": setting.engine,
             "model": setting.model,
-            "gpu": setting.gpu,
+            "gpu": setting.gpu
+            if setting.gpu_spec.memory_bandwidth
+            else {"name": setting.gpu, "memory": setting.gpu_memory_bytes},
             "tensor_parallel_size": setting.tensor_parallel_size,
             "kv_cache_dtype": setting.kv_cache_dtype,
             "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
@@ -814,12 +862,18 @@ def _queued_trace(
 ) -> tuple[Trace, np.ndarray, tuple[str, ...]]:
     from dataclasses import replace
 
-    from kvsim.workload.traces import in_file_order, load_trace
+    from kvsim.workload.traces import in_file_order
 
-    trace = in_file_order(load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False))
-    rows = _workload_rows(run, len(trace), workload)
-    trace = trace.take(rows)
+    trace = in_file_order(_load_workload(workload))
+    notes = trace.notes
     wanted = np.array([request.input_len for request in run.requests])
+    rows = _workload_rows(run, np.asarray(trace.prompt), wanted, workload)
+    if len(rows) < len(trace):
+        notes += (
+            f"{len(trace) - len(rows)} of the workload's {len(trace)} requests are not in the run: they are not "
+            f"simulated, and what load they were to the engine is not predicted",
+        )
+    trace = trace.take(rows)
     if not np.array_equal(np.asarray(trace.prompt), wanted):
         at = int(np.flatnonzero(np.asarray(trace.prompt) != wanted)[0])
         raise ScenarioError(
@@ -827,7 +881,8 @@ def _queued_trace(
             f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run, or in "
             "another order: a request is the row whose number ends its id, else the row at its own place"
         )
-    trace, notes = _with_outputs(run, trace, setting)
+    trace, changed = _with_outputs(run, trace, setting)
+    notes += changed
     start = run.first_queued_s
     queued = np.array([round((request.queued_s - start) * NS_PER_S) for request in run.requests], dtype=np.int64)
     order = np.argsort(queued, kind="stable")
@@ -858,15 +913,34 @@ def _with_outputs(run: RecordedRun, trace: Trace, setting: Setting) -> tuple[Tra
     return replace(trace, output=outputs, max_output=stated), (note,)
 
 
-def _workload_rows(run: RecordedRun, num_rows: int, workload: str | Path) -> np.ndarray:
-    """The workload row of every request: the number in its id, or its place."""
-    if len(run.requests) > num_rows:
-        raise ScenarioError(f"{workload}: {num_rows} requests, the run has {len(run.requests)}")
+def _load_workload(workload: str | Path) -> Trace:
+    """Its ids stand for 16 tokens each, or for as many as fit the file where those do not."""
+    from kvsim.workload.traces import load_trace
+
+    trace = load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False)
+    if trace.hash_ids is None:
+        return trace
+    num_ids, prompt = np.diff(np.asarray(trace.hash_offsets)), np.asarray(trace.prompt)
+    is_right = (num_ids == -(-prompt // HASH_BLOCK)) | (num_ids == prompt // HASH_BLOCK)
+    return trace if 2 * is_right.sum() >= len(trace) else load_trace(workload, needs_times=False)
+
+
+def _workload_rows(run: RecordedRun, prompts: np.ndarray, wanted: np.ndarray, workload: str | Path) -> np.ndarray:
+    """The workload row of every request: the number in its id, counted from 0 or from 1, or its place.
+
+    Of these the first whose prompts are the run's; the first at all if there is none.
+    """
+    num_rows, num_requests = len(prompts), len(run.requests)
+    if num_requests > num_rows:
+        raise ScenarioError(f"{workload}: {num_rows} requests, the run has {num_requests}")
     tails = ["".join(c for c in request.request_id.rsplit("-", 1)[-1] if c.isdigit()) for request in run.requests]
     numbers = [int(tail) if tail else -1 for tail in tails]
-    if sorted(numbers) == sorted(set(numbers)) and all(0 <= number < num_rows for number in numbers):
-        return np.array(numbers)
-    return np.arange(len(run.requests))
+    ways = [np.arange(num_requests)]
+    if len(set(numbers)) == len(numbers):
+        for first in (1, 0):
+            if first <= min(numbers) and max(numbers) - first < num_rows:
+                ways.insert(0, np.array(numbers) - first)
+    return next((rows for rows in ways if np.array_equal(prompts[rows], wanted)), ways[0])
 
 
 def _metrics(queued: np.ndarray, first: np.ndarray, last: np.ndarray, output_len: np.ndarray) -> dict[str, float]:
@@ -903,6 +977,8 @@ class Comparison:
     series: Mapping[str, np.ndarray]
     series_error: Mapping[str, float]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What cannot be right in the record."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: `{metric: {predicted, measured, error_pct}}`, null where a run has no such figure."""
@@ -925,15 +1001,55 @@ def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
     }
     series, errors = _compare_series(run, prediction)
     notes = (*prediction.setting.notes, *prediction.notes, *prediction.cost.warnings())
-    return Comparison(metrics, series, errors, notes)
+    warnings = (*_other_units(run, predicted, measured), *_series_elsewhere(run, prediction))
+    return Comparison(metrics, series, errors, notes, warnings)
+
+
+def _other_units(run: RecordedRun, predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """A line where the engine took so long for a token that its times must count something else than seconds."""
+    name = "mean_tpot_ms" if math.isfinite(measured["mean_tpot_ms"]) else "mean_ttft_ms"
+    factor = measured[name] / predicted[name]
+    if 1 / _NO_ENGINE < factor < _NO_ENGINE:
+        return []
+    unit = min(_UNITS, key=lambda unit: abs(math.log(max(factor, 1e-12) / unit)))
+    return [
+        f"{run.folder / 'requests.jsonl'}: {name} is {measured[name]:.6g} measured and {predicted[name]:.6g} "
+        f"predicted: no engine is that far off, and queued_ts, first_token_ts and last_token_ts must be in seconds"
+        f"{f' (these look like {_UNITS[unit]})' if factor > 1 else ''}; divide them, and ask again"
+    ]
+
+
+def _series_elsewhere(run: RecordedRun, prediction: Prediction) -> list[str]:
+    """A line where no time of the series lies within the run: there is nothing to compare."""
+    if "t" not in run.series or _inside(run, prediction).any():
+        return []
+    times = run.series["t"]
+    return [
+        f"{run.folder / 'timeseries.csv'}: no time in column 't' ({times.min():g} to {times.max():g}) lies within the "
+        f"run, which lasts {prediction.last_token_s.max():.0f} s; it must count seconds from the start of the run: the "
+        f"series is left out"
+    ]
+
+
+def _inside(run: RecordedRun, prediction: Prediction) -> np.ndarray:
+    times = run.series["t"] - run.series_offset_s
+    return np.asarray((times >= 0) & (times <= 1.0 + max(prediction.last_token_s.max(), _last_s(run))))
+
+
+def _last_s(run: RecordedRun) -> float:
+    return max(request.last_token_s for request in run.requests) - run.first_queued_s
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+_SHARE_NOT_PCT = 10.0
+"""Usage of at most 1 is a share where the prediction in per cent is so many times larger, else it is small."""
+
+
 def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    if "t" not in run.series:
+    if "t" not in run.series or not _inside(run, prediction).any():
         return {}, {}
     times = run.series["t"] - run.series_offset_s
     predicted = prediction.series(times)
@@ -942,7 +1058,7 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
         measured = run.series.get(name)
         if measured is None or not np.isfinite(measured).all() or not measured.any():
             continue  # this engine did not log it
-        if name == "kv_cache_pct" and measured.max() <= 1.0:
+        if name == "kv_cache_pct" and measured.max() <= 1.0 and values.max() > _SHARE_NOT_PCT * measured.max():
             measured = 100.0 * measured  # logged as a share
         series[name], series[f"{name}_measured"] = values, measured
         errors[name] = round(float(np.abs(values - measured).mean()), 2)
@@ -993,7 +1109,7 @@ def fit_overhead(
     The simulation is repeated with what was found until nothing changes: its steps then lie where the run's did. Raises
     ScenarioError if the run has too few decode-only gaps, or if this does not converge.
     """
-    from kvsim.cost.from_run import GEMM_TILES, did_not_converge, overhead_of_gaps
+    from kvsim.cost.from_run import GEMM_TILES, MOST_US, did_not_converge, overhead_of_gaps, too_slow
 
     if workload is None:
         raise ScenarioError(f"{run}: the run's requests are needed: give --workload FILE.jsonl")
@@ -1018,6 +1134,8 @@ def fit_overhead(
         overhead = min(sane, key=lambda one: one.mixed_spread_us)
         is_same = overhead.gemm_tiles == gemm_tiles
         gemm_tiles, decode_us, mixed_us = overhead.gemm_tiles, overhead.decode_step_us, overhead.mixed_step_us
+        if overhead.decode_step_us > MOST_US:
+            raise too_slow(run, overhead, "times in requests.jsonl")
         if overhead.settled and is_same and _are_same(before[0], decode_us) and _are_same(before[1], mixed_us):
             return overhead
     raise did_not_converge(run, overhead)
