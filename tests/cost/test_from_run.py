@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
