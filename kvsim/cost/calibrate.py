@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.cost.fit import OpFit, basis, log_features
 from kvsim.cost.forms import FORMS
+from kvsim.cost.kernel_times import ROW_LAUNCH_US, SAMPLER_US
 from kvsim.cost.layer_ops import PROJECTIONS, ROW_OPS
 from kvsim.cost.measured_columns import COLUMNS_OF
 from kvsim.cost.measurements import Group, GroupKey, Measurements, load_measurements
@@ -27,6 +28,8 @@ HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
 NEEDED_OPS = ("gemm", "decode_attention", "prefill_attention")
 """A profile without a fit of any of these prices no step."""
+ESTIMATED_ROW_OPS = ("embedding", "layernorm", "rotary_emb", "act_fn", "sampler")
+"""What every model has, and a profile may do without."""
 MIN_FITTED_ROWS = 4
 """What the held-out rows must leave of an operation."""
 FAR_OFF_PCT = 50.0
@@ -178,9 +181,15 @@ def _far_off(path: str | Path, errors: Sequence[ErrorLine]) -> list[str]:
 
 def _lacks(profile: Profile) -> list[str]:
     missing = [op for op in NEEDED_OPS if profile.find(op) is None]
-    if not missing:
+    if missing:
+        return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
+    assumed = [kind for kind in ESTIMATED_ROW_OPS if profile.find("elementwise", kind) is None]
+    if not assumed:
         return []
-    return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
+    return [
+        f"profile {profile.name}: no fit of {', '.join(assumed)}; they are priced as a launch ({ROW_LAUNCH_US:g} us, "
+        f"the sampler {SAMPLER_US:g} us) and the memory rate of gemm"
+    ]
 
 
 def _choose(data: Measurements, path: Path, framework: str, version: str | None) -> list[Group]:

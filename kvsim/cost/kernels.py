@@ -149,7 +149,7 @@ class KernelCost:
         self._cells: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._bounds = {
             op: fit.bounds if (fit := times.profile.find(op)) else {}
-            for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention")
+            for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention", "all_reduce")
         }
         self._ctx_limit = 1.5 * self._bounds["decode_attention"].get("ctx_len", (0.0, float("inf")))[1]
 
@@ -285,6 +285,9 @@ class KernelCost:
         if self._dense is None:
             self._dense = _Line(_TOKENS, (self.times.dense_us(np.asarray(_TOKENS)) * NS_PER_US).tolist())
         self._note("gemm", "tokens", num_tokens)
+        shapes = self.times.shapes
+        if shapes.all_reduces_per_layer:
+            self._note("all_reduce", "bytes", 2.0 * num_tokens * shapes.hidden_size)
         return self._dense.at(num_tokens)
 
     def _head_ns(self, num_sequences: float) -> float:
@@ -311,6 +314,7 @@ class KernelCost:
         key = (num_chunks, i, j)
         corners = self._cells.get(key)
         if corners is None:
+            self._note("prefill_attention", "batch", num_chunks)
             self._note("prefill_attention", "seq_len", chunk)
             self._note("prefill_attention", "prefix", prefix)
             points = [(float(num_chunks), x, y) for x in _NODES[i : i + 2] for y in _NODES_FROM_0[j : j + 2]]

@@ -142,6 +142,20 @@ def test_rows_that_follow_no_law_are_said_to(tmp_path: Path) -> None:
     assert any("do not use this fit" in text for text in found)
 
 
+def test_what_a_profile_estimates_is_said(tmp_path: Path) -> None:
+    """Row-wise operations need not be measured, but nobody should take an estimate for a measurement."""
+    header = "gpu,framework,version,kernel,op,tokens,n,k,batch,ctx_len,seq_len,heads,kv_heads,head_dim,latency_us\n"
+    rows = [f"X1,vllm,1,k,gemm,{2**i},4096,4096,,,,,,,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,k,decode_attention,,,,{2**i},512,,32,8,128,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,k,prefill_attention,,,,1,,{2**i},32,8,128,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,llama-3.1-8b,rotary_emb,{2**i},,,,,,,,,{3 + i / 9}" for i in range(10)]
+    (tmp_path / "x.csv").write_text(header + "\n".join(rows))
+    (said,) = calibrate(tmp_path / "x.csv").warnings
+    assert (
+        "no fit of embedding, layernorm, act_fn, sampler; they are priced as a launch (2.5 us, the sampler 25" in said
+    )
+
+
 def test_what_is_held_out_leaves_rows_to_fit(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"hold_out is 0\.99: of the 52 rows of gemm it leaves 1 to fit"):
         calibrate(write(tmp_path / "x.csv", gemm_rows()), hold_out=0.99)

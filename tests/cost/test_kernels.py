@@ -185,6 +185,24 @@ def test_outside_the_measured_range_it_says_so() -> None:
     assert cost.is_extrapolated
 
 
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (decode(4, 400), None),
+        (StepShape(0, 0, ((0, 16),) * 8), None),
+        (StepShape(0, 0, ((0, 16),) * 400), "prefill_attention: batch above"),
+        (StepShape(0, 0, ((0, 250_000),)), "all_reduce: bytes above"),
+    ],
+)
+def test_every_size_that_nobody_measured_is_said(shape: StepShape, said: str | None) -> None:
+    cost = KernelCost.from_profile("h100", LLAMA, tensor_parallel_size=4)
+    cost.step_ns(decode(4, 400))
+    before = cost.warnings()
+    cost.step_ns(shape)
+    found = [text for text in cost.warnings() if text not in before]
+    assert any(said in text for text in found) if said else not found
+
+
 def test_a_gpu_without_profile_lists_those_that_exist_and_offers_the_roofline() -> None:
     with pytest.raises(ScenarioError, match=r"a100, h100, .*type: roofline, peak_tflops: 149.7"):
         load_profile("a40")
