@@ -134,6 +134,7 @@ def calibrate(
         *left_out,
         *_unknown_layers(path, groups),
         *(text for group in groups for text in implausible_rows(path, group, data.latency_column)),
+        *_set_aside(path, fits),
         *_far_off(path, errors),
         *_lacks(profile),
     )
@@ -166,6 +167,15 @@ def _unknown_layers(path: str | Path, groups: Sequence[Group]) -> list[str]:
         f"{path}: {count} rows of op {operation!r} price no step: known are {', '.join(COLUMNS_OF)}, and of whole "
         f"layers {', '.join((*PROJECTIONS, *ROW_OPS))}"
         for operation, count in operations.items()
+    ]
+
+
+def _set_aside(path: str | Path, fits: Sequence[OpFit]) -> list[str]:
+    return [
+        f"{path}: {num} rows of {fit.kind} ({fit.kernel} {fit.version}) set aside: their neighbours contradict them "
+        f"grossly"
+        for fit in fits
+        if (num := int(fit.error["num_set_aside"]))
     ]
 
 
@@ -234,7 +244,8 @@ def _fit_and_test(
         "worst_pct": total.worst_pct,
         "within_15_pct": total.within_15_pct,
     }
-    return replace(fit_group(group, like=tested), error=error), lines, pairs
+    fitted = fit_group(group, like=tested)
+    return replace(fitted, error=error | {"num_set_aside": fitted.error["num_set_aside"]}), lines, pairs
 
 
 def error_line(key: GroupKey, kind: str, num_rows: int, errors: np.ndarray) -> ErrorLine:
@@ -288,7 +299,7 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
         scales=tuple(float(f"{s:.4g}") for s in spec.scales),
         points=points,
         weights=weights,
-        error={"nugget": spec.nugget, "num_outliers": int((~keep).sum())},
+        error={"nugget": spec.nugget, "num_set_aside": int((~keep).sum())},
     )
 
 

@@ -65,8 +65,11 @@ def test_one_wild_row_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
     rows = gemm_rows(noise=0.01)
     wild = next(row for row in rows if (row["tokens"], row["n"]) == (64, 6144))
     wild["latency_us"] = 3 * float(wild["latency_us"])  # type: ignore[arg-type]
-    fit = calibrate(write(tmp_path / "x.csv", rows)).profile.find("gemm")
+    result = calibrate(write(tmp_path / "x.csv", rows))
+    fit = result.profile.find("gemm")
     assert fit is not None
+    assert fit.error["num_set_aside"] == 1
+    assert any("1 rows of gemm (mm 1.0) set aside" in text for text in result.warnings)
     for tokens in (32, 64, 128):
         predicted = float(fit.predict_us({"tokens": np.array([tokens]), "n": 6144, "k": 4096})[0])
         assert predicted == pytest.approx(gemm_us(tokens, 6144, 4096), rel=0.08)
