@@ -32,6 +32,8 @@ ESTIMATED_ROW_OPS = ("embedding", "layernorm", "rotary_emb", "act_fn", "sampler"
 """What every model has, and a profile may do without."""
 MIN_FITTED_ROWS = 4
 """What the held-out rows must leave of an operation."""
+WIDE_RATIO = 1.5
+"""Rows of the same call that are further apart than this were not measured alike."""
 FAR_OFF_PCT = 50.0
 """Rows that are this far off on average follow no law that a fit could find."""
 _MIN_ROWS_FOR_CORRECTION = 12
@@ -134,6 +136,7 @@ def calibrate(
         *left_out,
         *_unknown_layers(path, groups),
         *(text for group in groups for text in implausible_rows(path, group, data.latency_column)),
+        *(text for group in groups for text in _unequal(path, group, data.unread)),
         *_set_aside(path, fits),
         *_far_off(path, errors),
         *_lacks(profile),
@@ -167,6 +170,18 @@ def _unknown_layers(path: str | Path, groups: Sequence[Group]) -> list[str]:
         f"{path}: {count} rows of op {operation!r} price no step: known are {', '.join(COLUMNS_OF)}, and of whole "
         f"layers {', '.join((*PROJECTIONS, *ROW_OPS))}"
         for operation, count in operations.items()
+    ]
+
+
+def _unequal(path: str | Path, group: Group, unread: Sequence[str]) -> list[str]:
+    """A warning where rows that should be one measurement are far apart: something else was varied."""
+    ratio, shape = group.widest
+    if ratio <= WIDE_RATIO:
+        return []
+    others = f"; columns that are not read: {', '.join(unread)}" if unread else ""
+    return [
+        f"{path}: rows of {group.key.kind} with {shape} differ by a factor of {ratio:.3g}, and count as one at their "
+        f"geometric mean: keep the rows of one setting{others}"
     ]
 
 

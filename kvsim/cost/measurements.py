@@ -18,7 +18,7 @@ import numpy as np
 
 from kvsim.cost.forms import FORMS
 from kvsim.cost.layer_ops import PROJECTIONS, RENAMED, ROW_OPS, layer_dims, projection_shape, row_width
-from kvsim.cost.measured_columns import COLUMNS_OF, LATENCY_UNITS, SORTS, check_header, column_names
+from kvsim.cost.measured_columns import COLUMNS_OF, KNOWN, LATENCY_UNITS, SORTS, check_header, column_names
 from kvsim.types import ScenarioError
 from kvsim.workload.trace_files import open_text
 
@@ -54,10 +54,12 @@ class Group:
     latency_us: np.ndarray
     kinds: np.ndarray
     gpu: str = ""
+    widest: tuple[float, str] = (1.0, "")
+    """Of rows with equal columns: the largest latency over the smallest, and which columns these are."""
 
     def take(self, index: np.ndarray) -> Group:
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Group(self.key, columns, self.latency_us[index], self.kinds[index], self.gpu)
+        return Group(self.key, columns, self.latency_us[index], self.kinds[index], self.gpu, self.widest)
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Measurements:
     """Tokens per KV block in each framework's decode rows (the most common value)."""
     skipped: dict[str, int] = field(default_factory=dict)
     latency_column: str = "latency_us"
+    unread: tuple[str, ...] = ()
+    """Columns that no fit takes into account."""
 
 
 def read_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
@@ -143,7 +147,7 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
         sources[row.get("source", "") or str(path.name)] = None
     if not collected:
         raise ScenarioError(
-            f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' has "
+            f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' (or 'kv_dtype') has "
             f"{', '.join(sorted({name.rpartition(' ')[2] for name in skipped}))}, and a profile is fitted to rows of "
             f"{', '.join(TWO_BYTE_FORMATS)}"
         )
@@ -151,7 +155,8 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     num_rows = sum(len(v) for v in collected.values())
     block_sizes = {name: max(sorted(set(sizes)), key=sizes.count) for name, sizes in pages.items()}
     latency_column = next(name for name in LATENCY_UNITS if name in rows[0][1])
-    return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped, latency_column)
+    unread = tuple(name for name in rows[0][1] if name and name not in KNOWN)
+    return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped, latency_column, unread)
 
 
 def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> list[str]:
@@ -311,4 +316,8 @@ def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]], g
     table = np.array(points, dtype=float).reshape(len(points), len(features))
     latencies = np.exp([sum(merged[p][0]) / len(merged[p][0]) for p in points])
     kinds = np.array([merged[p][1] for p in points])
-    return Group(key, {name: table[:, i] for i, name in enumerate(features)}, latencies, kinds, gpu)
+    widest = max(points, key=lambda point: max(merged[point][0]) - min(merged[point][0]))
+    ratio = math.exp(max(merged[widest][0]) - min(merged[widest][0]))
+    shape = ", ".join(f"{name} {value:g}" for name, value in zip(features, widest, strict=True))
+    columns = {name: table[:, i] for i, name in enumerate(features)}
+    return Group(key, columns, latencies, kinds, gpu, (ratio, shape))

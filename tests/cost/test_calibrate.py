@@ -176,6 +176,18 @@ def test_equal_rows_count_once(tmp_path: Path) -> None:
     assert len(group.latency_us) == len(rows)
 
 
+def test_equal_rows_that_are_far_apart_are_pointed_out(tmp_path: Path) -> None:
+    rows = [row | {"num_splits": splits} for row in gemm_rows() for splits in (1, 2)]
+    for row in rows[1::2]:
+        row["latency_us"] = 1.2 * float(str(row["latency_us"]))
+    path = write(tmp_path / "x.csv", rows, (*COLUMNS, "num_splits"))
+    assert not [text for text in calibrate(path).warnings if "count as one" in text]
+    rows[7]["latency_us"] = 4 * float(str(rows[7]["latency_us"]))
+    found = [text for text in calibrate(write(path, rows, (*COLUMNS, "num_splits"))).warnings if "count as one" in text]
+    assert "rows of gemm with k 4096, n 4096, tokens 8 differ by a factor of 4.8" in found[0]
+    assert "not read: num_splits" in found[0]
+
+
 def test_far_from_every_measurement_the_form_stands_alone(tmp_path: Path) -> None:
     fit = calibrate(write(tmp_path / "x.csv", gemm_rows(noise=0.05))).profile.find("gemm")
     assert fit is not None
