@@ -319,5 +319,5 @@ def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]], g
     widest = max(points, key=lambda point: max(merged[point][0]) - min(merged[point][0]))
     ratio = math.exp(max(merged[widest][0]) - min(merged[widest][0]))
     shape = ", ".join(f"{name} {value:g}" for name, value in zip(features, widest, strict=True))
-    columns = {name: table[:, i] for i, name in enumerate(features)}
-    return Group(key, columns, latencies, kinds, gpu, (ratio, shape))
+    table_of = {name: table[:, i] for i, name in enumerate(features)}
+    return Group(key, table_of, latencies, kinds, gpu, (ratio, shape))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvsim.catalog import GpuSpec
 
 FORMAT_VERSION = 1
+SUFFIXES = (".yaml", ".yml")
+"""By which a scenario's `profile` is known to be a file."""
 BASES = ("exponential", "matern32")
 _LARGEST = 1e300
 UNNAMED_GPU = "gpu"
@@ -74,7 +76,7 @@ def profile_names() -> list[str]:
 def profile_path(name_or_path: str | Path) -> Path:
     """A shipped profile by name (any spelling: "RTX-4090"), or a file; raises ScenarioError that lists the names."""
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix.lower() in SUFFIXES:
         if path.is_file():
             return path
         raise ScenarioError(f"{path}: no such profile file; shipped profiles: {', '.join(profile_names())}")

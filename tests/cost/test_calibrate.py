@@ -298,6 +298,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["calibrate", str(tmp_path / "none.csv")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "is_fine"), [("mine", False), ("mine.txt", False), ("mine.yml", True), ("m.YAML", True)]
+)
+def test_what_calibrate_writes_a_scenario_can_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, is_fine: bool
+) -> None:
+    out = tmp_path / name
+    path = write(tmp_path / "x.csv", gemm_rows())
+    assert (main(["calibrate", str(path), "--out", str(out), "--no-plots"]) == 0) == is_fine
+    assert out.exists() == is_fine
+    if is_fine:
+        assert load_profile(str(out)).gpu == "X1"
+    else:
+        assert f"write {out}.yaml" in capsys.readouterr().err
+
+
 def test_a_seed_below_zero_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(write(tmp_path / "x.csv", gemm_rows())), "--seed", "-1"]) == 2
     assert "seed is -1; it must be a whole number of at least 0" in capsys.readouterr().err
