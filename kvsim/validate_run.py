@@ -56,6 +56,7 @@ _MOST_RANKS = 1024
 _MOST_SECONDS = 1e12
 _REQUEST_KEYS = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
 
+_SERIES = ("running", "waiting", "kv_cache_pct")
 _NO_ENGINE = 100.0
 """A measured time that is so many times the predicted one, or so small a part of it, is in another unit."""
 _UNITS: Mapping[float, str] = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
@@ -1020,14 +1021,21 @@ def _other_units(run: RecordedRun, predicted: Mapping[str, float], measured: Map
 
 
 def _series_elsewhere(run: RecordedRun, prediction: Prediction) -> list[str]:
-    """A line where no time of the series lies within the run: there is nothing to compare."""
-    if "t" not in run.series or _inside(run, prediction).any():
+    """A line where nothing of the series can be compared."""
+    if not run.series:
+        return []
+    path = run.folder / "timeseries.csv"
+    if "t" not in run.series or not any(name in run.series for name in _SERIES):
+        return [
+            f"{path}: it has {', '.join(run.series)}; columns t (seconds from the start of the run) and one of "
+            f"{', '.join(_SERIES)} are compared: the series is left out"
+        ]
+    if _inside(run, prediction).any():
         return []
     times = run.series["t"]
     return [
-        f"{run.folder / 'timeseries.csv'}: no time in column 't' ({times.min():g} to {times.max():g}) lies within the "
-        f"run, which lasts {prediction.last_token_s.max():.0f} s; it must count seconds from the start of the run: the "
-        f"series is left out"
+        f"{path}: no time in column 't' ({times.min():g} to {times.max():g}) lies within the run of "
+        f"{prediction.last_token_s.max():.0f} s; it must count seconds from the run's start: the series is left out"
     ]
 
 
@@ -1044,6 +1052,13 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _is_logged(run: RecordedRun, name: str) -> bool:
+    """Some second has a value; zeros alone are what an engine writes that does not log it, but nobody may wait."""
+    measured = run.series[name]
+    known = measured[np.isfinite(measured)]
+    return bool(len(known)) and (bool(known.any()) or (name == "waiting" and "running" in run.series))
+
+
 _SHARE_NOT_PCT = 10.0
 """Usage of at most 1 is a share where the prediction in per cent is so many times larger, else it is small."""
 
@@ -1056,12 +1071,14 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
     series, errors = {"t_s": times}, {}
     for name, values in predicted.items():
         measured = run.series.get(name)
-        if measured is None or not np.isfinite(measured).all() or not measured.any():
-            continue  # this engine did not log it
-        if name == "kv_cache_pct" and measured.max() <= 1.0 and values.max() > _SHARE_NOT_PCT * measured.max():
+        if measured is None or not _is_logged(run, name):
+            continue
+        known = np.isfinite(measured)
+        most = measured[known].max()
+        if name == "kv_cache_pct" and most <= 1.0 and values.max() > _SHARE_NOT_PCT * most:
             measured = 100.0 * measured  # logged as a share
         series[name], series[f"{name}_measured"] = values, measured
-        errors[name] = round(float(np.abs(values - measured).mean()), 2)
+        errors[name] = round(float(np.abs(values - measured)[known].mean()), 2)
     return series, errors
 
 

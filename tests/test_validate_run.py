@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -548,6 +549,26 @@ def test_a_series_of_another_time_is_left_out(tmp_path: Path, scale: float) -> N
     found = compare(run, predict(run, workload, setting_of(run)))
     assert bool(found.series_error) == (scale == 1.0)
     assert any("no time in column 't' (10 to 12)" in text for text in found.warnings) == (scale > 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "compared", "said"),
+    [
+        ("t,running,waiting\n0,0,0\n0.1,,0\n0.2,1,0\n", {"running", "waiting"}, ""),
+        ("t,running,waiting\n0,0,\n0.1,0,\n", set(), ""),
+        ("t,num_running\n0,1\n", set(), "it has t, num_running; columns t"),
+        ("time,running\n0,1\n", set(), "it has time, running; columns t"),
+    ],
+)
+def test_what_a_series_lacks(tmp_path: Path, text: str, compared: set[str], said: str) -> None:
+    """One empty cell is no reason to leave a column out, and nobody waiting is no empty log."""
+    workload = write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_text(text)
+    run = load_run(tmp_path / "h100")
+    found = compare(run, predict(run, workload, setting_of(run)))
+    assert set(found.series_error) == compared
+    assert all(math.isfinite(error) for error in found.series_error.values())
+    assert any(said in warning for warning in found.warnings) == bool(said)
 
 
 @pytest.mark.parametrize(("logged", "error"), [(0.3, 0.5), (0.003, 0.5), (30.0, 40.0)])

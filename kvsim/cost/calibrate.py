@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -497,7 +497,8 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
     Raises ScenarioError if it has one for none of them.
     """
     lines = []
-    for group in load_measurements(path, gpu).groups:
+    groups = load_measurements(path, gpu).groups
+    for group in groups:
         fit = _fit_for(profile, group.key)
         if fit is None:
             continue
@@ -506,8 +507,16 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
             chosen = errors[group.kinds == kind]
             lines.append(error_line(group.key, kind, len(chosen), chosen))
     if not lines:
-        raise ScenarioError(f"{path}: no row is of an operation, kernel and version that profile {profile.name!r} has")
+        raise ScenarioError(
+            f"{path}: no row is of an operation, kernel and version that profile {profile.name!r} has: the file has "
+            f"{_listed(group.key for group in groups)}; the profile {_listed(profile.fits)}"
+        )
     return tuple(lines)
+
+
+def _listed(entries: Iterable[GroupKey | OpFit]) -> str:
+    names = dict.fromkeys(f"{e.kind} ({e.kernel}, {e.framework} {e.version})" for e in entries)
+    return ", ".join([*names][:6]) + (", ..." if len(names) > 6 else "")
 
 
 def _fit_for(profile: Profile, key: GroupKey) -> OpFit | None:

@@ -217,6 +217,9 @@ def test_a_profile_predicts_another_file(tmp_path: Path) -> None:
     profile = calibrate(write(tmp_path / "x.csv", gemm_rows())).profile
     (line,) = profile_errors(profile, write(tmp_path / "y.csv", gemm_rows()[::5]))
     assert line.mape_pct < 1.0
+    newer = write(tmp_path / "z.csv", [row | {"version": "2.0"} for row in gemm_rows()])
+    with pytest.raises(ScenarioError, match=r"the file has gemm \(mm, vllm 2.0\); the profile gemm \(mm, vllm 1.0\)"):
+        profile_errors(profile, newer)
 
 
 @pytest.mark.parametrize(
