@@ -58,8 +58,8 @@ def layer_dims(model: str) -> LayerDims | None:
         shapes = model_shapes(geometry)
     except ScenarioError:
         return None
-    up, down = shapes.matrices[2:]
-    if geometry.latent_dim or up.num_experts > 1 or up.n != 2 * down.k:
+    up, down, *others = shapes.matrices[2:]
+    if geometry.latent_dim or up.num_experts > 1 or others or up.n != 2 * down.k:
         return None
     return LayerDims(shapes.hidden_size, down.k, shapes.heads, shapes.kv_heads, shapes.head_dim, shapes.vocab_size)
 
