@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -389,7 +394,7 @@ def test_arguments_that_are_not_simulated_are_named_in_one_warning(
         ("t,running\n0,1\n1,x\n", "line 3, column 'running': 'x' is not a number"),
         ("t,running\n0,1\n,2\n", "line 3, column 't': '' is not a number"),
         ("t,running,running\n0,1,1\n", "column 'running' is there 2 times; keep one"),
-        ("t,running\n0,\xff\n", "cannot be read as CSV"),
+        ("t,running\n0,\xff\n", "line 2, column 'running': '\ufffd' is not a number"),
     ],
 )
 def test_a_bad_cell_of_the_series_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -443,7 +448,7 @@ def test_versions_may_begin_with_a_v(tmp_path: Path, version: str, engine: str) 
         ({"last_token_ts": 5.11}, "last_token_ts is 5.11; it must not be before first_token_ts"),
         ({"output_toks": 0}, "output_toks is 0; it must be a whole number, at least 1"),
         ({"input_toks": 2.5}, "input_toks is 2.5; it must be a whole number"),
-        ({"queued_ts": None}, "queued_ts is None; it must be a number"),
+        ({"queued_ts": None}, "queued_ts is None; it must be a number, at most 1e12 (times in seconds)"),
         ({"arrival_time": "now"}, "arrival_time is 'now'; it must be a number"),
     ],
 )
@@ -455,6 +460,156 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], said: str
     path.write_text("\n".join(lines))
     with pytest.raises(ScenarioError, match=re.escape(f"requests.jsonl: line 2: {said}")):
         load_run(tmp_path / "h100")
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "requests.jsonl").write_text('{"id": "a", "prompt_tokens": 5}\n')
+    with pytest.raises(ScenarioError, match=r"line 1: input_toks is missing; a request has .*has id, prompt_tokens"):
+        load_run(tmp_path / "h100")
+
+
+def test_a_request_is_there_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "h100")
+    change_rows(tmp_path / "h100", {3: {"request_id": "bench-1"}})
+    with pytest.raises(ScenarioError, match="request_id bench-1 is there 2 times"):
+        load_run(tmp_path / "h100")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda data: data.decode().encode("utf-16")], ids=["gzip", "utf-16"])
+def test_files_of_a_run_are_read_however_they_are_packed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_text("t;running\n0;1\n1;\n")
+    plain = load_run(tmp_path / "h100")
+    for path in (tmp_path / "h100").iterdir():
+        path.write_bytes(pack(path.read_bytes()))
+    packed = load_run(tmp_path / "h100")
+    assert (packed.meta, packed.requests) == (plain.meta, plain.requests)
+    assert packed.series["running"][0] == plain.series["running"][0] == 1.0
+
+
+@pytest.mark.parametrize(("unit", "name"), [(1e3, "milliseconds"), (1e6, "microseconds"), (1.0, "")])
+def test_times_that_are_no_seconds_are_questioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: float, name: str
+) -> None:
+    workload = write_run(tmp_path / "h100")
+    rows = [json.loads(line) for line in (tmp_path / "h100" / "requests.jsonl").read_text().splitlines()]
+    times = ("queued_ts", "first_token_ts", "last_token_ts")
+    change_rows(tmp_path / "h100", {i: {key: row[key] * unit for key in times} for i, row in enumerate(rows)})
+    assert main(["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--json"]) == 0
+    said = capsys.readouterr().err
+    assert ("must be in seconds" in said) == bool(name)
+    assert not name or f"these look like {name}" in said
+    if name:
+        with pytest.raises(ScenarioError, match=r"no engine does that; times in requests\.jsonl must be in seconds"):
+            fit_overhead(tmp_path / "h100", workload)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kept", [range(12), range(3, 9), (0, 2, 3, 11)])
+def test_requests_find_their_rows_and_those_that_are_missing_are_counted(
+    tmp_path: Path, first: int, kept: Iterable[int]
+) -> None:
+    """Ids may count from 0 or from 1."""
+    workload = write_run(tmp_path / "h100")
+    path = tmp_path / "h100" / "requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = list(kept)
+    path.write_text("\n".join(json.dumps(rows[i] | {"request_id": f"cmpl-{i + first}"}) for i in kept))
+    run = load_run(tmp_path / "h100")
+    prediction = predict(run, workload, setting_of(run))
+    assert prediction.queued_s == pytest.approx([0.1 * (i - kept[0]) for i in kept])
+    missing = f"{12 - len(kept)} of the workload's 12 requests are not in the run"
+    assert any(missing in note for note in prediction.notes) == (len(kept) < 12)
+
+
+def test_block_ids_of_another_size_are_found_from_the_rows(tmp_path: Path) -> None:
+    """The second half of the requests repeats the first's prompts: what they hit does not depend on the ids' size."""
+    workload = write_run(tmp_path / "h100", num=12)
+    rows = [json.loads(line) for line in workload.read_text().splitlines()]
+    hits = []
+    for size in (16, 64):
+        ids = [[1000 * (i % 6) + j for j in range(192 // size)] for i in range(12)]
+        lines = [row | {"input_length": 192, "hash_ids": ids[i]} for i, row in enumerate(rows)]
+        workload.write_text("\n".join(map(json.dumps, lines)))
+        change_rows(tmp_path / "h100", {i: {"input_toks": 192} for i in range(12)})
+        run = load_run(tmp_path / "h100")
+        prediction = predict(run, workload, setting_of(run))
+        hits.append([shape.num_prefill_tokens for shape in prediction.steps.shapes if shape.prefills])
+    assert hits[0] == hits[1]
+    assert min(hits[0]) == 16
+
+
+@pytest.mark.parametrize("scale", [1000.0, 1.0])
+def test_a_series_of_another_time_is_left_out(tmp_path: Path, scale: float) -> None:
+    workload = write_run(tmp_path / "h100")
+    series = [f"{10.0 + t if scale > 1 else t},{t}" for t in range(3)]
+    (tmp_path / "h100" / "timeseries.csv").write_text("t,running\n" + "\n".join(series))
+    run = load_run(tmp_path / "h100")
+    found = compare(run, predict(run, workload, setting_of(run)))
+    assert bool(found.series_error) == (scale == 1.0)
+    assert any("no time in column 't' (10 to 12)" in text for text in found.warnings) == (scale > 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "compared", "said"),
+    [
+        ("t,running,waiting\n0,0,0\n0.1,,0\n0.2,1,0\n", {"running", "waiting"}, ""),
+        ("t,running,waiting\n0,0,\n0.1,0,\n", set(), ""),
+        ("t,num_running\n0,1\n", set(), "it has t, num_running; columns t"),
+        ("time,running\n0,1\n", set(), "it has time, running; columns t"),
+    ],
+)
+def test_what_a_series_lacks(tmp_path: Path, text: str, compared: set[str], said: str) -> None:
+    """One empty cell is no reason to leave a column out, and nobody waiting is no empty log."""
+    workload = write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_text(text)
+    run = load_run(tmp_path / "h100")
+    found = compare(run, predict(run, workload, setting_of(run)))
+    assert set(found.series_error) == compared
+    assert all(math.isfinite(error) for error in found.series_error.values())
+    assert any(said in warning for warning in found.warnings) == bool(said)
+
+
+@pytest.mark.parametrize(("logged", "error"), [(0.3, 0.5), (0.003, 0.5), (30.0, 40.0)])
+def test_usage_is_a_share_only_where_the_prediction_says_so(tmp_path: Path, logged: float, error: float) -> None:
+    """Some 0.3 % of the cache is in use: 0.3 is that many per cent, and no 30; 0.003 is the same as a share."""
+    workload = write_run(tmp_path / "h100")
+    (tmp_path / "h100" / "timeseries.csv").write_text(f"t,kv_cache_pct\n0.05,{logged}\n0.15,{logged}\n")
+    run = load_run(tmp_path / "h100")
+    found = compare(run, predict(run, workload, setting_of(run))).series_error["kv_cache_pct"]
+    assert found < error if logged < 1 else found == pytest.approx(logged, rel=0.1)
+
+
+def test_a_date_without_a_time_zone_does_not_depend_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "h100", meta={"started_at": "2026-04-25T18:47:18"})
+    change_rows(tmp_path / "h100", {0: {"arrival_time": 1777142838.0 + 7.0}})
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert load_run(tmp_path / "h100").series_offset_s == 7.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_gpu_that_the_catalog_lacks_takes_a_profile_of_its_own(tmp_path: Path) -> None:
+    hardware: dict[str, object] = {"device_name": "X9000"}
+    workload = write_run(tmp_path / "run", meta={"hardware": hardware})
+    run = load_run(tmp_path / "run")
+    mine = replace(load_profile("rtx4090"), name="mine", gpu="X9000")
+    for profile in (None, mine):
+        with pytest.raises(ScenarioError, match=r"unknown GPU 'X9000'.*--profile.*device_total_memory_bytes"):
+            setting_of(run, profile=profile)
+    write_run(tmp_path / "run", meta={"hardware": hardware | {"device_total_memory_bytes": 24 << 30}})
+    run = load_run(tmp_path / "run")
+    setting = setting_of(run, profile=mine)
+    assert (setting.gpu, setting.max_num_seqs) == ("X9000", 8)
+    comparison = compare(run, predict(run, workload, setting))
+    assert comparison.metrics["mean_tpot_ms"]["predicted"] > 0
+    assert not [note for note in comparison.notes if "measured on" in note]
 
 
 def test_a_run_without_time_is_refused(tmp_path: Path) -> None:

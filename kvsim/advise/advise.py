@@ -92,7 +92,7 @@ def advise(
         tell = None if progress is None else lambda count: progress(count, max(expected, count + seeds))
         lab = Lab(base, chosen, executor, tell)
         answers = _ask(lab)
-        notes = (*notes, *_chance(lab), *_warnings(lab))
+        notes = (*notes, *_chance(lab), *_cut(lab), *_warnings(lab))
     advice = Advice(base.scenario.name, describe_slo(base), chosen, answers, tuple(lab.log), None, notes)
     if out is None:
         return advice
@@ -118,6 +118,17 @@ def _chance(lab: Lab) -> Iterator[str]:
     first, *others = (run.summary | {"seed": 0} for run in own.runs)
     if all(other == first for other in others):
         yield "nothing is drawn in this workload, every seed is the same: ± 0 says nothing about another day's requests"
+
+
+def _cut(lab: Lab) -> Iterator[str]:
+    """Requests that the clock stopped count as misses, whatever they would have become."""
+    (own,) = lab.try_out([{}])
+    cut = int(sum(run["num_unfinished"] - run["num_not_arrived"] for run in own.runs))
+    if lab.base.scenario.horizon is not None and cut:
+        yield (
+            f"the scenario's horizon cuts {cut} requests off in {len(own.runs)} runs of the scenario itself, and "
+            f"what is cut off misses the SLO: ask without a horizon (--set horizon=null)"
+        )
 
 
 def _warnings(lab: Lab) -> list[str]:

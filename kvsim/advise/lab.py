@@ -34,9 +34,12 @@ class Run:
 
     @cached_property
     def attainment(self) -> float:
-        """Share of the requests that meet every goal; those whose client gave up do not count, rejected ones miss."""
+        """Share of the requests that meet every goal.
+
+        Those whose client gave up, or that the horizon came before, do not count; rejected and unfinished ones miss.
+        """
         summary = self.summary
-        wanted = summary.get("num_requests", 0) - summary.get("num_aborted", 0)
+        wanted = summary.get("num_requests", 0) - summary.get("num_aborted", 0) - summary.get("num_not_arrived", 0)
         if self.error or wanted <= 0:
             return 0.0
         goodput, duration = summary.get("request_goodput"), summary["duration"]

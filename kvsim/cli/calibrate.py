@@ -69,6 +69,7 @@ def command(
     check_input(measurements, "measurements")
     check_input(test, "measurements of --test")
     check_output(out, "--out", measurements, test, from_run, workload)
+    _check_suffix(out)
     document: dict[str, object] = {}
     if measurements is not None:
         from kvsim.cost.calibrate import calibrate
@@ -95,6 +96,15 @@ def command(
         _show(as_json, f"wrote {out}: cost: {{type: kernels, profile: {out}}}")
     if as_json:
         console.say(json.dumps(document, indent=2))
+
+
+def _check_suffix(out: Path | None) -> None:
+    from kvsim.cost.profile import SUFFIXES
+
+    if out is not None and out.suffix.lower() not in SUFFIXES:
+        raise ScenarioError(
+            f"--out {out}: a scenario knows a profile's file by its suffix, {' or '.join(SUFFIXES)}: write {out}.yaml"
+        )
 
 
 def _show(as_json: bool, text: str) -> None:

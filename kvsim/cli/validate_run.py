@@ -57,6 +57,8 @@ def command(
     for text in setting.warnings:
         console.warn(text)
     unfitted = compare(run, predict(run, workload, setting))
+    for text in unfitted.warnings:
+        console.warn(text)
     if not no_plots and not as_json:
         draw(unfitted, plot)
     fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None

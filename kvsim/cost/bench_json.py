@@ -13,26 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.cost.from_run import Gap, Overhead, did_not_converge, overhead_of_gaps
+from kvsim.cost.from_run import MOST_US, Gap, Overhead, did_not_converge, overhead_of_gaps, too_slow
 from kvsim.cost.interface import CostModel
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
+from kvsim.workload.trace_files import open_text
 
 _NEEDED = ("input_lens", "start_times", "ttfts", "itls")
 _SAME_STEP_S = 0.002
 """Tokens of one step reach the clients within this; streams are flushed one after another."""
 _MOST = 1e12
-_MOST_US = 100_000.0
-"""No engine spends this beside the kernels of a step; times in milliseconds look like it."""
 
 
 def read_bench(path: str | Path) -> Mapping[str, Any]:
     """The JSON of a benchmark. Raises ScenarioError naming the list that is missing or of another length."""
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError):
-        raise ScenarioError(f"{path}: cannot be read") from None
+        with open_text(path) as handle:
+            data = json.loads(handle.read())
     except ValueError as error:
         several = "; of several results (--append-result) keep one" if "Extra data" in str(error) else ""
         raise ScenarioError(f"{path}: not JSON: {error}{several}") from None
@@ -104,11 +102,8 @@ def bench_overhead(path: str | Path, cost: CostModel) -> Overhead:
     found = overhead_of_gaps(gaps, Path(path).name)
     if found is None:
         raise ScenarioError(f"{path}: too few decode-only steps can be told apart")
-    if found.decode_step_us > _MOST_US:
-        raise ScenarioError(
-            f"{path}: {found.decode_step_us:.0f} us more per decode step than its kernels take ({found.used_text()}): "
-            f"no engine does that; start_times, ttfts and itls must be in seconds, model and profile those of the run"
-        )
+    if found.decode_step_us > MOST_US:
+        raise too_slow(path, found, "start_times, ttfts and itls")
     if not found.settled:
         raise did_not_converge(path, found)
     return found

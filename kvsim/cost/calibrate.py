@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.catalog import load_gpu
 from kvsim.cost.fit import OpFit, basis, log_features
 from kvsim.cost.forms import FORMS
-from kvsim.cost.measurements import LAYER_DIMS, ROW_OPS, Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.kernel_times import ROW_LAUNCH_US, SAMPLER_US
+from kvsim.cost.layer_ops import PROJECTIONS, ROW_OPS
+from kvsim.cost.measured_columns import COLUMNS_OF
+from kvsim.cost.measurements import Group, GroupKey, Measurements, load_measurements
+from kvsim.cost.plausible import implausible_rows
 from kvsim.cost.profile import Profile, version_order
 from kvsim.types import ScenarioError
 
@@ -25,7 +28,14 @@ HOLD_OUT_SHARE = 0.2
 MIN_ROWS = 8
 NEEDED_OPS = ("gemm", "decode_attention", "prefill_attention")
 """A profile without a fit of any of these prices no step."""
-_BEYOND_PEAK = 3.0
+ESTIMATED_ROW_OPS = ("embedding", "layernorm", "rotary_emb", "act_fn", "sampler")
+"""What every model has, and a profile may do without."""
+MIN_FITTED_ROWS = 4
+"""What the held-out rows must leave of an operation."""
+WIDE_RATIO = 1.5
+"""Rows of the same call that are further apart than this were not measured alike."""
+FAR_OFF_PCT = 50.0
+"""Rows that are this far off on average follow no law that a fit could find."""
 _MIN_ROWS_FOR_CORRECTION = 12
 _LOG_PARAM_SPAN = 7.0
 _NUM_STARTS = 3
@@ -62,7 +72,7 @@ class Calibration:
     held_out: tuple[tuple[str, float, float], ...]
     """(operation, measured us, predicted us)."""
     warnings: tuple[str, ...] = ()
-    """Rows that were left out, operations that the profile lacks, and rates that no GPU of this name reaches."""
+    """Rows that were left out or cannot be true, operations that the profile lacks or that no fit describes."""
 
 
 def calibrate(
@@ -84,7 +94,7 @@ def calibrate(
         raise ScenarioError(f"hold_out must lie between 0 and 1, not {hold_out}")
     if seed < 0:
         raise ScenarioError(f"seed is {seed}; it must be a whole number of at least 0")
-    data = load_measurements(path, gpu)
+    data, framework = load_measurements(path, gpu), framework.strip().lower()
     groups = _choose(data, Path(path), framework, version)
     rng = np.random.default_rng(seed)
     fits, errors, pairs = [], [], []
@@ -101,7 +111,11 @@ def calibrate(
         errors += lines
         pairs += group_pairs
     if not fits:
-        raise ScenarioError(f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows that a fit needs")
+        told = ", ".join(f"{len(group.latency_us)} of {group.key.kind}" for group in groups)
+        raise ScenarioError(
+            f"{path}: no operation of framework {framework!r} has the {MIN_ROWS} rows with different sizes that a fit "
+            f"needs; it has {told}: measure more sizes"
+        )
     provenance = {
         "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
         "block_size": data.block_sizes.get(framework, 64),
@@ -112,7 +126,15 @@ def calibrate(
     }
     newest = version or max((g.key.version for g in groups if g.key.framework == framework), key=version_order)
     profile = Profile(name or data.gpu.lower(), data.gpu, framework, newest, tuple(fits), provenance)
-    notes = (*left_out, *_unknown_models(path, groups), *_lacks(profile), *_beyond_the_datasheet(profile))
+    notes = (
+        *left_out,
+        *_unknown_layers(path, groups),
+        *(text for group in groups for text in implausible_rows(path, group, data.latency_column)),
+        *(text for group in groups for text in _unequal(path, group, data.unread)),
+        *_set_aside(path, fits),
+        *_far_off(path, errors),
+        *_lacks(profile),
+    )
     return Calibration(profile, tuple(errors), tuple(pairs), notes)
 
 
@@ -124,39 +146,68 @@ def _too_few(path: str | Path, group: Group) -> str:
     )
 
 
-def _unknown_models(path: str | Path, groups: Sequence[Group]) -> list[str]:
-    """One line per model in `kernel` whose dimensions nobody knows: its rows price no step."""
-    counts: dict[str, int] = {}
+def _unknown_layers(path: str | Path, groups: Sequence[Group]) -> list[str]:
+    """One line per model in `kernel`, or operation, whose dimensions nobody knows: its rows price no step."""
+    models: dict[str, int] = {}
+    operations: dict[str, int] = {}
     for group in groups:
         if ":" in group.key.kind:
-            counts[group.key.kernel] = counts.get(group.key.kernel, 0) + len(group.latency_us)
+            operation = group.key.kind.rpartition(":")[2]
+            is_known = operation in (*PROJECTIONS, *ROW_OPS)
+            counts, name = (models, group.key.kernel) if is_known else (operations, operation)
+            counts[name] = counts.get(name, 0) + len(group.latency_us)
     return [
-        f"{path}: {count} rows of kernel {model!r} price no step: whole layers need an operation and a model that are "
-        f"known ({', '.join(LAYER_DIMS)}); name one of them, or measure op gemm with n and k"
-        for model, count in counts.items()
+        f"{path}: {count} rows of kernel {model!r} price no step: whole layers need a model that is known, by its name "
+        f"in the catalog or on Hugging Face; name one, or measure op gemm with n and k"
+        for model, count in models.items()
+    ] + [
+        f"{path}: {count} rows of op {operation!r} price no step: known are {', '.join(COLUMNS_OF)}, and of whole "
+        f"layers {', '.join((*PROJECTIONS, *ROW_OPS))}"
+        for operation, count in operations.items()
+    ]
+
+
+def _unequal(path: str | Path, group: Group, unread: Sequence[str]) -> list[str]:
+    """A warning where rows that should be one measurement are far apart: something else was varied."""
+    ratio, shape = group.widest
+    if ratio <= WIDE_RATIO:
+        return []
+    others = f"; columns that are not read: {', '.join(unread)}" if unread else ""
+    return [
+        f"{path}: rows of {group.key.kind} with {shape} differ by a factor of {ratio:.3g}, and count as one at their "
+        f"geometric mean: keep the rows of one setting{others}"
+    ]
+
+
+def _set_aside(path: str | Path, fits: Sequence[OpFit]) -> list[str]:
+    return [
+        f"{path}: {num} rows of {fit.kind} ({fit.kernel} {fit.version}) set aside: their neighbours contradict them "
+        f"grossly"
+        for fit in fits
+        if (num := int(fit.error["num_set_aside"]))
+    ]
+
+
+def _far_off(path: str | Path, errors: Sequence[ErrorLine]) -> list[str]:
+    """A warning for every operation whose held-out rows the fit is far from."""
+    return [
+        f"{path}: held-out rows of {line.op} ({line.kernel} {line.version}) are predicted {line.mape_pct:.0f} % off on "
+        f"average: they contradict each other, or latencies have different units; do not use this fit"
+        for line in errors
+        if line.mape_pct > FAR_OFF_PCT
     ]
 
 
 def _lacks(profile: Profile) -> list[str]:
     missing = [op for op in NEEDED_OPS if profile.find(op) is None]
-    if not missing:
+    if missing:
+        return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
+    assumed = [kind for kind in ESTIMATED_ROW_OPS if profile.find("elementwise", kind) is None]
+    if not assumed:
         return []
-    return [f"profile {profile.name}: no fit of {', '.join(missing)}; without it no step can be priced"]
-
-
-def _beyond_the_datasheet(profile: Profile) -> list[str]:
-    """A warning where fitted rates are far beyond the GPU's peaks: latencies in another unit."""
-    try:
-        gpu = load_gpu(profile.gpu)
-    except ScenarioError:
-        return []
-    peaks = {"tflops": (gpu.peak_fp16_flops / 1e12, "TFLOP/s"), "gbps": (gpu.memory_bandwidth / 1e9, "GB/s")}
-    fit = profile.find("gemm")
     return [
-        f"gemm: fitted {fit.params[name]:.3g} {unit}, and the datasheet of {gpu.name} has {peak:g}; latency_us must be "
-        "in microseconds"
-        for name, (peak, unit) in peaks.items()
-        if fit is not None and fit.params[name] > _BEYOND_PEAK * peak
+        f"profile {profile.name}: no fit of {', '.join(assumed)}; they are priced as a launch ({ROW_LAUNCH_US:g} us, "
+        f"the sampler {SAMPLER_US:g} us) and the memory rate of gemm"
     ]
 
 
@@ -165,7 +216,10 @@ def _choose(data: Measurements, path: Path, framework: str, version: str | None)
     if not own:
         known = sorted({(g.key.framework, g.key.version) for g in data.groups})
         wanted = framework + (f" {version}" if version else "")
-        raise ScenarioError(f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}")
+        raise ScenarioError(
+            f"{path}: no rows of {wanted!r}; it has {', '.join(f'{f} {v}' for f, v in known)}: name one with "
+            f"--framework{' and --version' if version else ''}"
+        )
     covered = {(g.key.op, g.key.kind) for g in own}
     borrowed = [g for g in data.groups if g.key.framework != framework and (g.key.op, g.key.kind) not in covered]
     borrowed = [g for g in borrowed if g.key.kind in ROW_OPS or g.key.op == "all_reduce"]
@@ -177,6 +231,11 @@ def _fit_and_test(
 ) -> tuple[OpFit, list[ErrorLine], list[tuple[str, float, float]]]:
     order = rng.permutation(len(group.latency_us))
     num_test = max(1, round(hold_out * len(order)))
+    if len(order) - num_test < MIN_FITTED_ROWS:
+        raise ScenarioError(
+            f"hold_out is {hold_out:g}: of the {len(order)} rows of {group.key.kind} it leaves {len(order) - num_test} "
+            f"to fit; hold out less, so that at least {MIN_FITTED_ROWS} are left"
+        )
     test, train = group.take(np.sort(order[:num_test])), group.take(np.sort(order[num_test:]))
     tested = fit_group(train)
     predicted = tested.predict_us(test.columns)
@@ -194,7 +253,8 @@ def _fit_and_test(
         "worst_pct": total.worst_pct,
         "within_15_pct": total.within_15_pct,
     }
-    return replace(fit_group(group, like=tested), error=error), lines, pairs
+    fitted = fit_group(group, like=tested)
+    return replace(fitted, error=error | {"num_set_aside": fitted.error["num_set_aside"]}), lines, pairs
 
 
 def error_line(key: GroupKey, kind: str, num_rows: int, errors: np.ndarray) -> ErrorLine:
@@ -248,7 +308,7 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
         scales=tuple(float(f"{s:.4g}") for s in spec.scales),
         points=points,
         weights=weights,
-        error={"nugget": spec.nugget, "num_outliers": int((~keep).sum())},
+        error={"nugget": spec.nugget, "num_set_aside": int((~keep).sum())},
     )
 
 
@@ -431,7 +491,8 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
     Raises ScenarioError if it has one for none of them.
     """
     lines = []
-    for group in load_measurements(path, gpu).groups:
+    groups = load_measurements(path, gpu).groups
+    for group in groups:
         fit = _fit_for(profile, group.key)
         if fit is None:
             continue
@@ -440,8 +501,16 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
             chosen = errors[group.kinds == kind]
             lines.append(error_line(group.key, kind, len(chosen), chosen))
     if not lines:
-        raise ScenarioError(f"{path}: no row is of an operation, kernel and version that profile {profile.name!r} has")
+        raise ScenarioError(
+            f"{path}: no row is of an operation, kernel and version that profile {profile.name!r} has: the file has "
+            f"{_listed(group.key for group in groups)}; the profile {_listed(profile.fits)}"
+        )
     return tuple(lines)
+
+
+def _listed(entries: Iterable[GroupKey | OpFit]) -> str:
+    names = dict.fromkeys(f"{e.kind} ({e.kernel}, {e.framework} {e.version})" for e in entries)
+    return ", ".join([*names][:6]) + (", ..." if len(names) > 6 else "")
 
 
 def _fit_for(profile: Profile, key: GroupKey) -> OpFit | None:

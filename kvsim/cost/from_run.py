@@ -33,6 +33,8 @@ MIN_GAPS = 5
 _SANE_RATIO = 0.15
 """Gaps that differ more than this from kernels and overhead hold other steps than the simulated ones."""
 _MAX_TURNS = 50
+MOST_US = 100_000.0
+"""No engine spends this beside the kernels of a step; times in milliseconds look like it."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,14 @@ def _mixed_guesses_us(gaps: list[Gap], decode_us: float) -> list[float]:
         and gap.measured_us <= 2.0 * (gap.kernel_us + (gap.num_decode_steps + gap.num_mixed_steps) * decode_us)
     ]
     return [max(0.0, float(value)) for value in np.quantile(over, (0.25, 0.5, 0.75))] if over else []
+
+
+def too_slow(where: object, found: Overhead, times: str) -> ScenarioError:
+    """The refusal of an overhead that no engine has."""
+    return ScenarioError(
+        f"{where}: {found.decode_step_us:.0f} us more per decode step than its kernels take ({found.used_text()}): "
+        f"no engine does that; {times} must be in seconds, model and profile those of the run"
+    )
 
 
 def did_not_converge(where: object, found: Overhead) -> ScenarioError:

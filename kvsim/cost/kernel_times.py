@@ -18,8 +18,8 @@ from kvsim.types import ScenarioError
 
 # A launch inside a captured graph, and the head's sampling kernels: medians of the whole-layer measurements on RTX
 # cards (Llama-3.1-8B, vLLM 0.19), used where a profile measured neither.
-_ROW_LAUNCH_US = 2.5
-_SAMPLER_US = 25.0
+ROW_LAUNCH_US = 2.5
+SAMPLER_US = 25.0
 
 MIXED_NOT_MEASURED = "mixed_attention (not measured: the sum of prefill and decode attention)"
 """What `extrapolated` says of a step whose prefill and decode attention were added up."""
@@ -67,7 +67,7 @@ class KernelTimes:
             fit = self.profile.find("elementwise", "layernorm")
         if fit is not None:
             return fit
-        launch = _SAMPLER_US if kind == "sampler" else _ROW_LAUNCH_US
+        launch = SAMPLER_US if kind == "sampler" else ROW_LAUNCH_US
         params = {"launch_us": launch, "gbps": self._gemm.params["gbps"], "row_us": 1e-9, "sharpness": 3.0}
         return OpFit.bare("elementwise", kind, params, kernel="estimate")
 

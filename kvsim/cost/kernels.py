@@ -15,7 +15,7 @@ import numpy as np
 
 from kvsim.cost.kernel_times import MIXED_NOT_MEASURED, KernelTimes
 from kvsim.cost.page_size import block_size_factor, l2_share
-from kvsim.cost.profile import Profile, load_profile
+from kvsim.cost.profile import Profile, gpu_of, load_profile
 from kvsim.cost.shapes import ModelShapes, model_shapes
 from kvsim.cost.swap import LARGE_COPY_SHARE, PER_CALL_COPY_US, HostLink
 from kvsim.memory.geometry import ModelGeometry
@@ -58,6 +58,8 @@ class DeviceFacts:
     """What large copies reach."""
     memory_gb_s: float = 2000.0
     l2_bytes: float = 40 * (1 << 20)
+    assumed_for: str = ""
+    """The GPU whose datasheet nobody knows here."""
 
 
 class _Line:
@@ -122,6 +124,8 @@ class KernelCost:
             raise ScenarioError(f"table_sync {table_sync!r}: choose on_change, every_step or device")
         shapes, device = times.shapes, device or DeviceFacts()
         self.times = times
+        self.notes: list[str] = []
+        """What `warnings()` says besides."""
         self.table_sync = table_sync
         self.cpu_schedule_ns = round(cpu_schedule_us * NS_PER_US)
         cpu_us = cpu_schedule_us if adds_cpu_time else 0.0
@@ -145,7 +149,7 @@ class KernelCost:
         self._cells: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._bounds = {
             op: fit.bounds if (fit := times.profile.find(op)) else {}
-            for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention")
+            for op in ("gemm", "decode_attention", "prefill_attention", "mixed_attention", "all_reduce")
         }
         self._ctx_limit = 1.5 * self._bounds["decode_attention"].get("ctx_len", (0.0, float("inf")))[1]
 
@@ -213,7 +217,8 @@ class KernelCost:
         """What was priced outside the measured range, one line each; empty if nothing was."""
         name = self.times.profile.name
         found = [*self.times.shapes.notes, *sorted(self.times.extrapolated)]
-        return [f"cost profile {name}: outside the calibrated range: {what}" for what in found]
+        notes = [f"cost profile {name}: {note}" for note in self.notes]
+        return notes + [f"cost profile {name}: outside the calibrated range: {what}" for what in found]
 
     @property
     def is_extrapolated(self) -> bool:
@@ -280,6 +285,9 @@ class KernelCost:
         if self._dense is None:
             self._dense = _Line(_TOKENS, (self.times.dense_us(np.asarray(_TOKENS)) * NS_PER_US).tolist())
         self._note("gemm", "tokens", num_tokens)
+        shapes = self.times.shapes
+        if shapes.all_reduces_per_layer:
+            self._note("all_reduce", "bytes", 2.0 * num_tokens * shapes.hidden_size)
         return self._dense.at(num_tokens)
 
     def _head_ns(self, num_sequences: float) -> float:
@@ -306,6 +314,7 @@ class KernelCost:
         key = (num_chunks, i, j)
         corners = self._cells.get(key)
         if corners is None:
+            self._note("prefill_attention", "batch", num_chunks)
             self._note("prefill_attention", "seq_len", chunk)
             self._note("prefill_attention", "prefix", prefix)
             points = [(float(num_chunks), x, y) for x in _NODES[i : i + 2] for y in _NODES_FROM_0[j : j + 2]]
@@ -358,6 +367,8 @@ class KernelCost:
         num_swapped = shape.num_swapped_out_blocks + shape.num_swapped_in_blocks
         if num_swapped:
             cost += num_swapped * self._swapped_block_ns
+        if self._device.assumed_for and (num_copied or num_swapped):
+            self._note_assumed()
         if self.table_sync == "on_change":
             if shape.num_table_updates:
                 cost += TABLE_UPLOAD_US * NS_PER_US + shape.num_table_updates * self._entry_ns
@@ -366,6 +377,13 @@ class KernelCost:
         else:
             cost += shape.num_alloc_decisions * DEVICE_ROUND_TRIP_US * NS_PER_US
         return cost
+
+    def _note_assumed(self) -> None:
+        device = self._device
+        self.times.extrapolated[
+            f"copies and swaps: the catalog lacks {device.assumed_for}, {device.memory_gb_s:g} GB/s of memory and "
+            f"{device.pcie_gb_s:g} GB/s to the host are assumed"
+        ] = None
 
     def _note(self, op: str, name: str, value: float) -> None:
         bounds = self._bounds[op].get(name)
@@ -421,11 +439,8 @@ def _measured_block_size(profile: Profile) -> int:
 
 
 def _device_facts(profile: Profile) -> DeviceFacts:
-    """From the GPU catalog; generic figures for a GPU it lacks."""
-    from kvsim.catalog import load_gpu
-
-    try:
-        gpu = load_gpu(str(profile.provenance.get("catalog_gpu", profile.gpu)))
-    except ScenarioError:
-        return DeviceFacts()
+    """From the GPU catalog; generic figures, said to be so, for a GPU it lacks."""
+    gpu = gpu_of(profile)
+    if gpu is None:
+        return DeviceFacts(assumed_for=profile.gpu)
     return DeviceFacts(gpu.pcie_bandwidth / 1e9 * LARGE_COPY_SHARE, gpu.memory_bandwidth / 1e9, gpu.l2_bytes)

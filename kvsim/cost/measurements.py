@@ -10,90 +10,28 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.cost.forms import FORMS
+from kvsim.cost.layer_ops import PROJECTIONS, RENAMED, ROW_OPS, layer_dims, projection_shape, row_width
+from kvsim.cost.measured_columns import COLUMNS_OF, KNOWN, LATENCY_UNITS, SORTS, check_header, column_names
 from kvsim.types import ScenarioError
+from kvsim.workload.trace_files import open_text
 
-REQUIRED = ("gpu", "framework", "version", "kernel", "op", "latency_us")
-_KEY_COLUMNS = REQUIRED[:5]
-"""They say which fit a row belongs to."""
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t|"
 _MOST = float(1 << 50)
 _MOST_US = 1e9
-
-
-@dataclass(frozen=True)
-class LayerDims:
-    """The dimensions of one transformer that decide its GEMM shapes."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-
-
-# From the models' public config.json.
-LAYER_DIMS: Mapping[str, LayerDims] = {
-    "Llama-2-7b": LayerDims(4096, 11008, 32, 32, 128, 32000),
-    "Meta-Llama-3-8B": LayerDims(4096, 14336, 32, 8, 128, 128256),
-    "Llama-3.1-8B": LayerDims(4096, 14336, 32, 8, 128, 128256),
-    "Qwen3-32B": LayerDims(5120, 25600, 64, 8, 128, 151936),
-}
-
-TWO_BYTE_FORMATS = ("bf16", "bfloat16", "fp16", "float16", "half", "f16")
-_ONE_BYTE_FORMATS = ("fp8", "int8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2")
-
-_RENAMED = {
-    "input_layernorm": "layernorm",
-    "post_attention_layernorm": "layernorm",
-    "mlp_act": "act_fn",
-    "attn_rope": "rotary_emb",
-    "emb": "embedding",
-}
-PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
-ROW_OPS = ("act_fn", "layernorm", "final_layernorm", "rotary_emb", "qk_norm", "embedding", "sampler")
-_COLUMNS_OF = {
-    "gemm": ("tokens", "n", "k"),
-    "decode_attention": ("batch", "ctx_len", "heads", "kv_heads", "head_dim"),
-    "mixed_attention": ("batch", "ctx_len", "prefill_chunk", "prefill_kv_prefix", "heads", "kv_heads", "head_dim"),
-    "all_reduce": ("bytes", "num_gpus"),
-}
-_KNOWN = {
-    *REQUIRED, *(name for names in _COLUMNS_OF.values() for name in names), "seq_len", "tp", "page_size", "dtype",
-    "kv_dtype", "source",
+_UNIT_WORDS = {
+    "latency_us": "microseconds", "latency_ns": "nanoseconds", "latency_ms": "milliseconds", "latency_s": "seconds"
 }  # fmt: skip
 
-
-def projection_shape(op: str, dims: LayerDims, tp: int = 1) -> tuple[int, int]:
-    """(n, k) of a projection's weights on one of `tp` GPUs."""
-    attention_width = dims.num_heads * dims.head_dim
-    kv_width = max(dims.num_kv_heads // tp, 1) * dims.head_dim
-    return {
-        "qkv_proj": (attention_width // tp + 2 * kv_width, dims.hidden_size),
-        "o_proj": (dims.hidden_size, attention_width // tp),
-        "gate_up_proj": (2 * dims.intermediate_size // tp, dims.hidden_size),
-        "down_proj": (dims.hidden_size, dims.intermediate_size // tp),
-        "lm_head": (dims.vocab_size // tp, dims.hidden_size),
-    }[op]
-
-
-def row_width(op: str, dims: LayerDims, tp: int = 1) -> int:
-    """Elements that one token moves through memory in a row-wise operation on one of `tp` GPUs."""
-    heads = dims.num_heads // tp + max(dims.num_kv_heads // tp, 1)
-    return {
-        "act_fn": 3 * dims.intermediate_size // tp,
-        "layernorm": 4 * dims.hidden_size,
-        "final_layernorm": 4 * dims.hidden_size,
-        "rotary_emb": 2 * heads * dims.head_dim,
-        "qk_norm": 2 * heads * dims.head_dim,
-        "embedding": 2 * dims.hidden_size,
-        "sampler": dims.vocab_size,
-    }[op]
+TWO_BYTE_FORMATS = ("bf16", "bfloat16", "fp16", "float16", "half", "f16")
+_ONE_BYTE_FORMATS = ("fp8", "int8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "float8_e4m3fn", "float8_e5m2")
+_KV_FORMATS = ("", "auto", *TWO_BYTE_FORMATS, *_ONE_BYTE_FORMATS)
 
 
 @dataclass(frozen=True, order=True)
@@ -116,10 +54,12 @@ class Group:
     latency_us: np.ndarray
     kinds: np.ndarray
     gpu: str = ""
+    widest: tuple[float, str] = (1.0, "")
+    """Of rows with equal columns: the largest latency over the smallest, and which columns these are."""
 
     def take(self, index: np.ndarray) -> Group:
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Group(self.key, columns, self.latency_us[index], self.kinds[index], self.gpu)
+        return Group(self.key, columns, self.latency_us[index], self.kinds[index], self.gpu, self.widest)
 
 
 @dataclass
@@ -133,56 +73,45 @@ class Measurements:
     block_sizes: dict[str, int] = field(default_factory=dict)
     """Tokens per KV block in each framework's decode rows (the most common value)."""
     skipped: dict[str, int] = field(default_factory=dict)
+    latency_column: str = "latency_us"
+    unread: tuple[str, ...] = ()
+    """Columns that no fit takes into account."""
 
 
 def read_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
-    """Rows of a measurements file, each with the line it ends on.
+    """Rows of a measurements file (CSV, gzipped or not), each with the line it ends on.
 
-    Case, spaces and punctuation of a known column's name do not count, nor does the case of an operation; blank lines
-    are no rows. Raises ScenarioError naming the file, and the column that is missing or there twice.
+    Columns may go by other names (`measured_columns`), frameworks and operations are lower-case, blank lines are no
+    rows. Raises ScenarioError naming the file, and the column that is missing or there twice.
     """
     path = Path(path)
     if not path.is_file():
         raise ScenarioError(f"{path}: no such measurements file")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as handle:
+        with open_text(path) as handle:
             first = handle.readline()
-            handle.seek(0)
-            reader = csv.reader(handle, delimiter=max(_DELIMITERS, key=first.count), skipinitialspace=True)
-            header = [_column_name(name) for name in next(reader, [])]
+            if "\0" in first:
+                raise ScenarioError(f"{path}: not a text file, or UTF-16 without its mark: save it as UTF-8 CSV")
+            reader = csv.reader(
+                chain([first], handle), delimiter=max(_DELIMITERS, key=first.count), skipinitialspace=True
+            )
+            header = column_names(next(reader, []))
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise ScenarioError(f"{path}: not a CSV text file: {error}") from None
-    _check_header(path, header)
+    check_header(path, header)
     if not rows:
-        raise ScenarioError(f"{path}: no rows below the header")
+        raise ScenarioError(f"{path}: no rows below the header; a measurements file has one row per kernel call")
     for line, row in rows:
         if len(row) != len(header):
-            raise ScenarioError(f"{path}: line {line}: {len(row)} cells where the header has {len(header)}")
+            raise ScenarioError(
+                f"{path}: line {line}: {len(row)} cells where the header has {len(header)}: fill the line up, or take "
+                f"it out"
+            )
     cells = [(line, dict(zip(header, (cell.strip() for cell in row), strict=True))) for line, row in rows]
     for _, row_cells in cells:
-        row_cells["op"] = row_cells["op"].lower()
+        row_cells["op"], row_cells["framework"] = row_cells["op"].lower(), row_cells["framework"].lower()
     return cells
-
-
-def _column_name(text: str) -> str:
-    """The known column that a header's cell spells, else the cell as it stands."""
-    plain = "".join(char for char in text.casefold() if char.isalnum())
-    return next((name for name in _KNOWN if name.replace("_", "") == plain), text.strip())
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    missing = [name for name in REQUIRED if name not in header]
-    if missing:
-        raise ScenarioError(
-            f"{path}: column {missing[0]!r} is missing; a measurements file has {', '.join(REQUIRED)} "
-            f"and the columns of its operations; this one has {', '.join(header) or 'no header'}"
-        )
-    twice = [name for name in header if name in _KNOWN and header.count(name) > 1]
-    if twice:
-        raise ScenarioError(f"{path}: column {twice[0]!r} is there {header.count(twice[0])} times; keep one")
 
 
 def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
@@ -205,9 +134,9 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
     for cells in rows:
         if cells.row["gpu"] not in spellings:
             continue
-        row_op, dtype = cells.text("op"), _number_format(cells.text("dtype"))
-        if dtype and dtype not in TWO_BYTE_FORMATS:
-            name = f"{row_op} {dtype}"
+        row_op, other = cells.text("op"), _other_format(cells.row)
+        if other:
+            name = f"{row_op} {other}"
             skipped[name] = skipped.get(name, 0) + 1
             continue
         key, columns = _classify(cells)
@@ -218,14 +147,16 @@ def load_measurements(path: str | Path, gpu: str | None = None) -> Measurements:
         sources[cells.text("source") or path.name] = None
     if not collected:
         raise ScenarioError(
-            f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' has "
+            f"{path}: no row of {gpu} has a 16-bit number format; column 'dtype' (or 'kv_dtype') has "
             f"{', '.join(sorted({name.rpartition(' ')[2] for name in skipped}))}, and a profile is fitted to rows of "
             f"{', '.join(TWO_BYTE_FORMATS)}"
         )
     groups = [_merge(key, collected[key], gpu) for key in sorted(collected)]
     num_rows = sum(len(v) for v in collected.values())
     block_sizes = {name: max(sorted(set(sizes)), key=sizes.count) for name, sizes in pages.items()}
-    return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped)
+    latency_column = next(name for name in LATENCY_UNITS if name in rows[0].row)
+    unread = tuple(name for name in rows[0].row if name and name not in KNOWN)
+    return Measurements(gpu, groups, num_rows, list(sources), block_sizes, skipped, latency_column, unread)
 
 
 def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) -> list[str]:
@@ -239,6 +170,14 @@ def _the_gpu(path: Path, rows: Sequence[Mapping[str, str]], wanted: str | None) 
     if len({_plain(name) for name in names}) > 1:
         raise ScenarioError(f"{path}: rows of several GPUs ({', '.join(names)}): name one with --gpu")
     return names
+
+
+def _other_format(row: Mapping[str, str]) -> str:
+    """The number format of a row that no fit takes, empty for the others."""
+    dtype, kv_dtype = _number_format(row.get("dtype", "")), _number_format(row.get("kv_dtype", ""))
+    if dtype and dtype not in TWO_BYTE_FORMATS:
+        return dtype
+    return "" if kv_dtype in _KV_FORMATS else f"with KV of {kv_dtype}"
 
 
 def _number_format(text: str) -> str:
@@ -260,7 +199,7 @@ class _Cells:
 
     def check_key(self) -> None:
         """Raises where a row does not say which fit it belongs to: it would be left out of all."""
-        for column in _KEY_COLUMNS:
+        for column in SORTS:
             if not self.row[column]:
                 raise self.fail(column, f"empty; every row names its {column}: fill it in, or take the row out")
 
@@ -276,23 +215,28 @@ class _Cells:
         return value
 
     def latency_us(self) -> float:
-        value = self._float("latency_us")
-        if not 0 < value <= _MOST_US:
+        column = next(name for name in LATENCY_UNITS if name in self.row)
+        unit_us = LATENCY_UNITS[column]
+        value = self._float(column)
+        if not 0 < value * unit_us <= _MOST_US:
             raise self.fail(
-                "latency_us",
-                f"{self.text('latency_us')!r} must be a number above 0, at most {_MOST_US:.0f} (microseconds): "
-                f"correct the cell, or take the row out",
+                column,
+                f"{self.text(column)!r} must be a number above 0, at most {_MOST_US / unit_us:.0f} "
+                f"({_UNIT_WORDS[column]}): correct the cell, or take the row out",
             )
-        return value
+        return value * unit_us
 
     def _float(self, column: str) -> float:
         text = self.text(column)
         if not text:
-            raise self.fail(column, f"empty, but operation {self.row['op']!r} needs it")
+            raise self.fail(column, f"empty, but operation {self.row['op']!r} needs it: fill it in")
         try:
             return float(text)
         except ValueError:
-            raise self.fail(column, f"{text!r} is not a number") from None
+            raise self.fail(
+                column,
+                f"{text!r} is not a number: write digits and a decimal point, no unit and no thousands separator",
+            ) from None
 
     def text(self, column: str) -> str:
         return self.row.get(column, "")
@@ -300,13 +244,13 @@ class _Cells:
 
 def _classify(cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
     row_op = cells.text("op")
-    op = _RENAMED.get(row_op, row_op)
+    op = RENAMED.get(row_op, row_op)
     framework, kernel, version = cells.text("framework"), cells.text("kernel"), cells.text("version")
     if op in ("decode_attention", "prefill_attention", "mixed_attention"):
         kernel = "whole-layer" if "prefill_chunk" in cells.row else kernel
         return GroupKey(op, op, framework, kernel, version), _attention_columns(op, cells)
-    if op in _COLUMNS_OF:
-        columns = {name: cells.number(name, positive=True) for name in _COLUMNS_OF[op]}
+    if op in COLUMNS_OF:
+        columns = {name: cells.number(name, positive=True) for name in COLUMNS_OF[op]}
         return GroupKey(op, op, framework, kernel, version), columns
     return _layer_operation(op, cells)
 
@@ -335,10 +279,12 @@ def _attention_columns(op: str, cells: _Cells) -> dict[str, float]:
 
 def _layer_operation(op: str, cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
     """A row of a whole-layer measurement; `kernel` names the model, so that shapes can be derived."""
+    if op not in (*PROJECTIONS, *ROW_OPS):
+        _check_operation(op, cells)
     # The head and the sampler see one row per sequence: their rows count a batch.
     tokens = cells.number("tokens" if cells.text("tokens") or not cells.text("batch") else "batch", positive=True)
     framework, model, version = cells.text("framework"), cells.text("kernel"), cells.text("version")
-    dims = LAYER_DIMS.get(model)
+    dims = layer_dims(model)
     tp = int(cells.number("tp", positive=True, default=1.0))
     if dims is not None and op in PROJECTIONS:
         n, k = projection_shape(op, dims, tp)
@@ -348,6 +294,15 @@ def _layer_operation(op: str, cells: _Cells) -> tuple[GroupKey, dict[str, float]
         return GroupKey("elementwise", op, framework, "whole-layer", version), {"tokens": tokens, "width": width}
     # An operation whose shape nobody told: a function of the tokens, good for this very model only.
     return GroupKey("elementwise", f"{model}:{op}", framework, model, version), {"tokens": tokens, "width": 1.0}
+
+
+def _check_operation(op: str, cells: _Cells) -> None:
+    """An operation that nobody knows may be a part of a layer; it is not one if it counts no tokens."""
+    known = (*COLUMNS_OF, *PROJECTIONS, *ROW_OPS)
+    near = [name for name in COLUMNS_OF if name.startswith(op)] or get_close_matches(op, COLUMNS_OF, n=1, cutoff=0.75)
+    if near or not cells.text("tokens"):
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise cells.fail("op", f"{op!r} is no known operation: {meant}known are {', '.join(known)}")
 
 
 def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]], gpu: str) -> Group:
@@ -361,4 +316,8 @@ def _merge(key: GroupKey, rows: Iterable[tuple[dict[str, float], float, str]], g
     table = np.array(points, dtype=float).reshape(len(points), len(features))
     latencies = np.exp([sum(merged[p][0]) / len(merged[p][0]) for p in points])
     kinds = np.array([merged[p][1] for p in points])
-    return Group(key, {name: table[:, i] for i, name in enumerate(features)}, latencies, kinds, gpu)
+    widest = max(points, key=lambda point: max(merged[point][0]) - min(merged[point][0]))
+    ratio = math.exp(max(merged[widest][0]) - min(merged[widest][0]))
+    shape = ", ".join(f"{name} {value:g}" for name, value in zip(features, widest, strict=True))
+    table_of = {name: table[:, i] for i, name in enumerate(features)}
+    return Group(key, table_of, latencies, kinds, gpu, (ratio, shape))

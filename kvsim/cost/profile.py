@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -14,9 +15,16 @@ from kvsim.cost.fit import OpFit
 from kvsim.cost.forms import FORMS
 from kvsim.types import ScenarioError
 
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
+
 FORMAT_VERSION = 1
+SUFFIXES = (".yaml", ".yml")
+"""By which a scenario's `profile` is known to be a file."""
 BASES = ("exponential", "matern32")
 _LARGEST = 1e300
+UNNAMED_GPU = "gpu"
+"""What a scenario's GPU is called that has no name."""
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "catalog" / "profiles"
 
 
@@ -68,7 +76,7 @@ def profile_names() -> list[str]:
 def profile_path(name_or_path: str | Path) -> Path:
     """A shipped profile by name (any spelling: "RTX-4090"), or a file; raises ScenarioError that lists the names."""
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix.lower() in SUFFIXES:
         if path.is_file():
             return path
         raise ScenarioError(f"{path}: no such profile file; shipped profiles: {', '.join(profile_names())}")
@@ -76,8 +84,9 @@ def profile_path(name_or_path: str | Path) -> Path:
     for name in profile_names():
         if _plain(name) == wanted:
             return PROFILE_DIR / f"{name}.yaml"
-    for name in profile_names():  # a GPU's long name: "a100-80gb", "NVIDIA H100 80GB HBM3"
-        if _plain(name) in wanted:
+    words = _word_runs(str(name_or_path))
+    for name in profile_names():  # a GPU's long name: "a100-80gb", "NVIDIA H100 80GB HBM3"; an A1000 is no A100
+        if _plain(name) in words:
             return PROFILE_DIR / f"{name}.yaml"
     raise ScenarioError(
         f"no cost profile {str(name_or_path)!r}; shipped: {', '.join(profile_names()) or 'none'}. Make one with "
@@ -96,6 +105,42 @@ def _roofline_offer(gpu_name: str) -> str:
         return "cost: {type: roofline, peak_tflops: ..., memory_bandwidth_gb_s: ...}"
     tflops, gb_s = gpu.peak_fp16_flops / 1e12, gpu.memory_bandwidth / 1e9
     return f"cost: {{type: roofline, peak_tflops: {tflops:g}, memory_bandwidth_gb_s: {gb_s:g}}}"
+
+
+def measured_elsewhere(profile: Profile, gpu: GpuSpec) -> str | None:
+    """What to say where a scenario's GPU is not the one that the profile was measured on; None where it is.
+
+    A GPU without a name may be any.
+    """
+    own = gpu_of(profile)
+    measured = profile.gpu if own is None else own.name
+    if gpu.name == UNNAMED_GPU or _plain(gpu.name) in (_plain(measured), _plain(profile.gpu)):
+        return None
+    rates = [
+        f"{spec.memory_bandwidth / 1e9:,g} GB/s and {spec.peak_fp16_flops / 1e12:g} TFLOP/s"
+        if spec is not None and spec.memory_bandwidth
+        else "unknown rates"
+        for spec in (own, gpu)
+    ]
+    if own is not None and rates[0] == rates[1]:
+        return None
+    return f"measured on {measured} ({rates[0]}), and the scenario's gpu is {gpu.name} ({rates[1]})"
+
+
+def gpu_of(profile: Profile) -> GpuSpec | None:
+    """The catalog's entry of the GPU that was measured, if it has one."""
+    from kvsim.catalog import load_gpu
+
+    try:
+        return load_gpu(str(profile.provenance.get("catalog_gpu", profile.gpu)))
+    except ScenarioError:
+        return None
+
+
+def _word_runs(name: str) -> set[str]:
+    """Every run of neighbouring words, written together."""
+    words = re.findall("[a-z0-9]+", name.lower())
+    return {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
 def _plain(name: str) -> str:

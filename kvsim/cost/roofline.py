@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kvsim.cost.fit import OpFit
 from kvsim.cost.kernel_times import KernelTimes
 from kvsim.cost.kernels import DeviceFacts, KernelCost, TableSync
-from kvsim.cost.measurements import ROW_OPS
+from kvsim.cost.layer_ops import ROW_OPS
 from kvsim.cost.profile import Profile
 from kvsim.cost.shapes import ModelShapes, model_shapes
 from kvsim.memory.geometry import ModelGeometry

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvsim.memory.config_fields import Config, optional, shown, widths, words
-from kvsim.memory.geometry import FULL, ModelGeometry, dtype_bytes
+from kvsim.memory.geometry import ModelGeometry, dtype_bytes
+from kvsim.memory.layers import attending_windows
 from kvsim.types import ScenarioError
 
 _UNGATED = {"opt", "gpt2", "gpt_neox", "gptj", "falcon", "bloom", "phi", "mpt", "gpt_bigcode", "starcoder2"}
@@ -74,10 +75,11 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     rows = [
         ("layernorm", 4 * hidden, 2),
         ("rotary_emb", rotary, 1),
-        ("act_fn", (3 if gated else 2) * _active_width(mlp[-1]), 1),
+        ("act_fn", (3 if gated else 2) * sum(_active_width(down) for down in mlp[1::2]), 1),
     ]
     if words(geometry.config, "model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
+    windows = _windows(geometry)
     element = dtype_bytes(geometry.element_dtype(kv_cache_dtype))
     return ModelShapes(
         num_layers=geometry.num_hidden_layers,
@@ -91,15 +93,23 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         head_dim=head_dim,
         # A latent is read once, not as K and V.
         kv_bytes=element / 2 if geometry.latent_dim else float(element),
-        windows=tuple((g.num_layers, None if g.kind == FULL else g.window) for g in geometry.groups),
+        windows=windows,
         bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
         all_reduces_per_layer=2 if tp > 1 else 0,
         tensor_parallel_size=tp,
-        notes=(*_approximations(geometry), *mlp_notes),
+        notes=(*_approximations(geometry, windows), *mlp_notes),
     )
 
 
-def _approximations(geometry: ModelGeometry) -> Iterator[str]:
+def _windows(geometry: ModelGeometry) -> tuple[tuple[int, int | None], ...]:
+    """(number of layers, window) of those that attend to the text."""
+    if geometry.num_kv_layers < geometry.num_hidden_layers:
+        # A layer that keeps no KV of its own may read another's.
+        return tuple(attending_windows(geometry.config, geometry.num_hidden_layers))
+    return tuple((group.num_layers, group.window) for group in geometry.groups)
+
+
+def _approximations(geometry: ModelGeometry, windows: tuple[tuple[int, int | None], ...]) -> Iterator[str]:
     """What of the model is priced as something simpler."""
     if geometry.latent_dim:
         yield "MLA attention is priced as attention with one KV head of the latent's size"
@@ -107,25 +117,49 @@ def _approximations(geometry: ModelGeometry) -> Iterator[str]:
         yield "sparse attention is priced as attention to all tokens, and its indexer not at all"
     if geometry.config.get("quantization_config"):
         yield "quantised weights are priced as 16-bit ones"
+    without = geometry.num_hidden_layers - sum(num_layers for num_layers, _ in windows)
+    if without:
+        yield f"{without} layers without attention to the text are priced by the matrices of the others"
 
 
 def _active_width(down: Matrix) -> int:
     return down.k * down.experts_per_token
 
 
-def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, Matrix], bool, list[str]]:
+def _mlp(geometry: ModelGeometry, hidden: int, tp: int) -> tuple[tuple[Matrix, ...], bool, list[str]]:
     config = geometry.config
     gated = words(config, "model_type") not in _UNGATED
     num_experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts"), 1)
-    if num_experts > 1:
-        per_token = _first(config, ("num_experts_per_tok", "experts_per_token", "num_selected_experts"), 2)
-        width = optional(config, "moe_intermediate_size", least=0) or _field(geometry, "intermediate_size")
-        notes = ["experts are priced from the bytes and operations of those that a step touches, not from measurements"]
-    else:
-        per_token, width, notes = 1, _field(geometry, "intermediate_size", "ffn_dim", "n_inner"), []
-    width //= tp
+    if num_experts == 1:
+        return _pair(hidden, _field(geometry, "intermediate_size", "ffn_dim", "n_inner") // tp, gated), gated, []
+    per_token = _first(config, ("num_experts_per_tok", "experts_per_token", "num_selected_experts"), 2)
+    width = optional(config, "moe_intermediate_size", least=0) or _field(geometry, "intermediate_size")
+    notes = ["experts are priced from the bytes and operations of those that a step touches, not from measurements"]
+    if _has_dense_layers(config):
+        notes.append("layers without experts are priced as those with them")
+    shared = _shared_width(config, width) // tp
+    every_token = _pair(hidden, shared, gated) if shared else ()
+    return (*_pair(hidden, width // tp, gated, num_experts, per_token), *every_token), gated, notes
+
+
+def _pair(hidden: int, width: int, gated: bool, num_experts: int = 1, per_token: int = 1) -> tuple[Matrix, Matrix]:
+    """The way up and the way down."""
     up = Matrix((2 if gated else 1) * width, hidden, num_experts, per_token)
-    return (up, Matrix(hidden, width, num_experts, per_token)), gated, notes
+    return up, Matrix(hidden, width, num_experts, per_token)
+
+
+def _shared_width(config: Config, width: int) -> int:
+    """Of the experts that every token passes, all together; 0 where there are none."""
+    given = optional(config, "shared_expert_intermediate_size", least=0)
+    if given is not None:
+        return given
+    is_llama4 = (words(config, "model_type") or "").startswith("llama4")
+    return _first(config, ("n_shared_experts", "num_shared_experts"), 1 if is_llama4 else 0) * width
+
+
+def _has_dense_layers(config: Config) -> bool:
+    steps = _first(config, ("interleave_moe_layer_step", "decoder_sparse_step"), 1)
+    return steps > 1 or bool(_first(config, ("first_k_dense_replace",), 0)) or bool(config.get("mlp_only_layers"))
 
 
 def _first(config: Config, names: tuple[str, ...], default: int) -> int:

@@ -156,11 +156,29 @@ def refuse_uneven_widths(config: Config, num_kv_heads: int, head_dim: int) -> No
             )
 
 
+def attending_windows(config: Config, num_layers: int) -> list[tuple[int, int | None]]:
+    """(number of layers, window or None) of the layers that attend to the text, to another layer's KV too."""
+    without = _layers_without_attention(config, num_layers)
+    kinds = layer_kinds(config, num_layers)
+    attending = [kinds[layer] for layer in range(num_layers) if layer not in without and kinds[layer] not in NO_KV]
+    return [(attending.count(kind), window_of(kind, config)) for kind in dict.fromkeys(attending)]
+
+
 def _layers_without_kv(config: Config, num_layers: int) -> set[int]:
-    """Layers that have no attention by their number, or attend to what is not theirs or not the text's."""
+    """Layers that have no attention, or attend to what is not theirs or not the text's."""
     layers = range(num_layers)
     shared = optional(config, "num_kv_shared_layers", least=0, most=num_layers) or 0
     without = set(layers[num_layers - shared :])
+    if flag(config, "use_cla", default=False):
+        factor = required(config, "cla_share_factor")
+        without |= {layer for layer in layers if layer % factor}
+    return without | _layers_without_attention(config, num_layers)
+
+
+def _layers_without_attention(config: Config, num_layers: int) -> set[int]:
+    """Layers that have no attention by their number, or none to the text."""
+    layers = range(num_layers)
+    without: set[int] = set()
     period = optional(config, "attn_layer_period")
     if period is not None:
         offset = required(config, "attn_layer_offset", least=0, most=period - 1)
@@ -168,9 +186,6 @@ def _layers_without_kv(config: Config, num_layers: int) -> set[int]:
     interval = optional(config, "full_attention_interval")
     if interval is not None:
         without |= {layer for layer in layers if (layer + 1) % interval}
-    if flag(config, "use_cla", default=False):
-        factor = required(config, "cla_share_factor")
-        without |= {layer for layer in layers if layer % factor}
     # Their keys and values are those of an image, however long the text is.
     without |= _numbers(config, "cross_attention_layers", layers) or set()
     for attending in _attending(config, num_layers):

@@ -14,6 +14,13 @@ from kvsim.validate_run.metrics import METRICS, measured_metrics
 from kvsim.validate_run.prediction import Prediction
 from kvsim.validate_run.recorded import RecordedRun
 
+_SERIES = ("running", "waiting", "kv_cache_pct")
+_NO_ENGINE = 100.0
+"""A measured time that is so many times the predicted one, or so small a part of it, is in another unit."""
+_UNITS: Mapping[float, str] = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
+_SHARE_NOT_PCT = 10.0
+"""Usage of at most 1 is a share where the prediction in per cent is so many times larger, else it is small."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -23,6 +30,8 @@ class Comparison:
     series: Mapping[str, np.ndarray]
     series_error: Mapping[str, float]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What cannot be right in the record."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: `{metric: {predicted, measured, error_pct}}`, null where a run has no such figure."""
@@ -45,27 +54,79 @@ def compare(run: RecordedRun, prediction: Prediction) -> Comparison:
     }
     series, errors = _compare_series(run, prediction)
     notes = (*prediction.setting.notes, *prediction.notes, *prediction.cost.warnings())
-    return Comparison(metrics, series, errors, notes)
+    warnings = (*_other_units(run, predicted, measured), *_series_elsewhere(run, prediction))
+    return Comparison(metrics, series, errors, notes, warnings)
+
+
+def _other_units(run: RecordedRun, predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """A line where the engine took so long for a token that its times must count something else than seconds."""
+    name = "mean_tpot_ms" if math.isfinite(measured["mean_tpot_ms"]) else "mean_ttft_ms"
+    factor = measured[name] / predicted[name]
+    if 1 / _NO_ENGINE < factor < _NO_ENGINE:
+        return []
+    unit = min(_UNITS, key=lambda unit: abs(math.log(max(factor, 1e-12) / unit)))
+    return [
+        f"{run.folder / 'requests.jsonl'}: {name} is {measured[name]:.6g} measured and {predicted[name]:.6g} "
+        f"predicted: no engine is that far off, and queued_ts, first_token_ts and last_token_ts must be in seconds"
+        f"{f' (these look like {_UNITS[unit]})' if factor > 1 else ''}; divide them, and ask again"
+    ]
+
+
+def _series_elsewhere(run: RecordedRun, prediction: Prediction) -> list[str]:
+    """A line where nothing of the series can be compared."""
+    if not run.series:
+        return []
+    path = run.folder / "timeseries.csv"
+    if "t" not in run.series or not any(name in run.series for name in _SERIES):
+        return [
+            f"{path}: it has {', '.join(run.series)}; columns t (seconds from the start of the run) and one of "
+            f"{', '.join(_SERIES)} are compared: the series is left out"
+        ]
+    if _inside(run, prediction).any():
+        return []
+    times = run.series["t"]
+    return [
+        f"{path}: no time in column 't' ({times.min():g} to {times.max():g}) lies within the run of "
+        f"{prediction.last_token_s.max():.0f} s; it must count seconds from the run's start: the series is left out"
+    ]
+
+
+def _inside(run: RecordedRun, prediction: Prediction) -> np.ndarray:
+    times = run.series["t"] - run.series_offset_s
+    return np.asarray((times >= 0) & (times <= 1.0 + max(prediction.last_token_s.max(), _last_s(run))))
+
+
+def _last_s(run: RecordedRun) -> float:
+    return max(request.last_token_s for request in run.requests) - run.first_queued_s
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _is_logged(run: RecordedRun, name: str) -> bool:
+    """Some second has a value; zeros alone are what an engine writes that does not log it, but nobody may wait."""
+    measured = run.series[name]
+    known = measured[np.isfinite(measured)]
+    return bool(len(known)) and (bool(known.any()) or (name == "waiting" and "running" in run.series))
+
+
 def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    if "t" not in run.series:
+    if "t" not in run.series or not _inside(run, prediction).any():
         return {}, {}
     times = run.series["t"] - run.series_offset_s
     predicted = prediction.series(times)
     series, errors = {"t_s": times}, {}
     for name, values in predicted.items():
         measured = run.series.get(name)
-        if measured is None or not np.isfinite(measured).all() or not measured.any():
-            continue  # this engine did not log it
-        if name == "kv_cache_pct" and measured.max() <= 1.0:
+        if measured is None or not _is_logged(run, name):
+            continue
+        known = np.isfinite(measured)
+        most = measured[known].max()
+        if name == "kv_cache_pct" and most <= 1.0 and values.max() > _SHARE_NOT_PCT * most:
             measured = 100.0 * measured  # logged as a share
         series[name], series[f"{name}_measured"] = values, measured
-        errors[name] = round(float(np.abs(values - measured).mean()), 2)
+        errors[name] = round(float(np.abs(values - measured)[known].mean()), 2)
     return series, errors
 
 
@@ -76,7 +137,7 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = [name for name in ("running", "waiting", "kv_cache_pct") if name in comparison.series]
+    names = [name for name in _SERIES if name in comparison.series]
     if not names:
         return
     labels = {"running": "running requests", "waiting": "waiting requests", "kv_cache_pct": "KV usage (%)"}

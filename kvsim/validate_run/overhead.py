@@ -35,7 +35,7 @@ def fit_overhead(
     The simulation is repeated with what was found until nothing changes: its steps then lie where the run's did. Raises
     ScenarioError if the run has too few decode-only gaps, or if this does not converge.
     """
-    from kvsim.cost.from_run import GEMM_TILES, did_not_converge, overhead_of_gaps
+    from kvsim.cost.from_run import GEMM_TILES, MOST_US, did_not_converge, overhead_of_gaps, too_slow
 
     if workload is None:
         raise ScenarioError(f"{run}: the run's requests are needed: give --workload FILE.jsonl")
@@ -60,6 +60,8 @@ def fit_overhead(
         overhead = min(sane, key=lambda one: one.mixed_spread_us)
         is_same = overhead.gemm_tiles == gemm_tiles
         gemm_tiles, decode_us, mixed_us = overhead.gemm_tiles, overhead.decode_step_us, overhead.mixed_step_us
+        if overhead.decode_step_us > MOST_US:
+            raise too_slow(run, overhead, "times in requests.jsonl")
         if overhead.settled and is_same and _are_same(before[0], decode_us) and _are_same(before[1], mixed_us):
             return overhead
     raise did_not_converge(run, overhead)

@@ -146,8 +146,9 @@ def kernel_cost(
 ) -> KernelCost:
     """The price of the engine's steps; None overheads and tiles are those of the profile."""
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
+    from kvsim.cost.profile import measured_elsewhere
 
-    return KernelCost.from_profile(
+    cost = KernelCost.from_profile(
         setting.profile,
         setting.geometry,
         block_size=setting.block_size,
@@ -159,6 +160,10 @@ def kernel_cost(
         cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs),
         adds_cpu_time=setting.engine == "vllm-v1",
     )
+    elsewhere = measured_elsewhere(cost.times.profile, setting.gpu_spec)
+    if elsewhere is not None:
+        cost.notes.append(elsewhere)
+    return cost
 
 
 def _scenario(setting: Setting) -> Scenario:
@@ -169,7 +174,9 @@ def _scenario(setting: Setting) -> Scenario:
             "name": "validate-run",
             "engine": setting.engine,
             "model": setting.model,
-            "gpu": setting.gpu,
+            "gpu": setting.gpu
+            if setting.gpu_spec.memory_bandwidth
+            else {"name": setting.gpu, "memory": setting.gpu_memory_bytes},
             "tensor_parallel_size": setting.tensor_parallel_size,
             "kv_cache_dtype": setting.kv_cache_dtype,
             "memory": {"num_gpu_blocks_override": setting.num_gpu_blocks},
@@ -206,12 +213,17 @@ def _queued_trace(
     run: RecordedRun, workload: str | Path, setting: Setting
 ) -> tuple[Trace, np.ndarray, tuple[str, ...]]:
     from kvsim.workload.trace import in_file_order
-    from kvsim.workload.traces import load_trace
 
-    trace = in_file_order(load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False))
-    rows = _workload_rows(run, len(trace), workload)
-    trace = trace.take(rows)
+    trace = in_file_order(_load_workload(workload))
+    notes = trace.notes
     wanted = np.array([request.input_len for request in run.requests])
+    rows = _workload_rows(run, np.asarray(trace.prompt), wanted, workload)
+    if len(rows) < len(trace):
+        notes += (
+            f"{len(trace) - len(rows)} of the workload's {len(trace)} requests are not in the run: they are not "
+            f"simulated, and what load they were to the engine is not predicted",
+        )
+    trace = trace.take(rows)
     if not np.array_equal(np.asarray(trace.prompt), wanted):
         at = int(np.flatnonzero(np.asarray(trace.prompt) != wanted)[0])
         raise ScenarioError(
@@ -219,7 +231,8 @@ def _queued_trace(
             f"{run.requests[at].request_id} of the run {int(wanted[at])}: not the workload of this run, or in "
             "another order: a request is the row whose number ends its id, else the row at its own place"
         )
-    trace, notes = _with_outputs(run, trace, setting)
+    trace, changed = _with_outputs(run, trace, setting)
+    notes += changed
     start = run.first_queued_s
     queued = np.array([round((request.queued_s - start) * NS_PER_S) for request in run.requests], dtype=np.int64)
     order = np.argsort(queued, kind="stable")
@@ -248,12 +261,31 @@ def _with_outputs(run: RecordedRun, trace: Trace, setting: Setting) -> tuple[Tra
     return replace(trace, output=outputs, max_output=stated), (note,)
 
 
-def _workload_rows(run: RecordedRun, num_rows: int, workload: str | Path) -> np.ndarray:
-    """The workload row of every request: the number in its id, or its place."""
-    if len(run.requests) > num_rows:
-        raise ScenarioError(f"{workload}: {num_rows} requests, the run has {len(run.requests)}")
+def _load_workload(workload: str | Path) -> Trace:
+    """Its ids stand for 16 tokens each, or for as many as fit the file where those do not."""
+    from kvsim.workload.traces import load_trace
+
+    trace = load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False)
+    if trace.hash_ids is None:
+        return trace
+    num_ids, prompt = np.diff(np.asarray(trace.hash_offsets)), np.asarray(trace.prompt)
+    is_right = (num_ids == -(-prompt // HASH_BLOCK)) | (num_ids == prompt // HASH_BLOCK)
+    return trace if 2 * is_right.sum() >= len(trace) else load_trace(workload, needs_times=False)
+
+
+def _workload_rows(run: RecordedRun, prompts: np.ndarray, wanted: np.ndarray, workload: str | Path) -> np.ndarray:
+    """The workload row of every request: the number in its id, counted from 0 or from 1, or its place.
+
+    Of these the first whose prompts are the run's; the first at all if there is none.
+    """
+    num_rows, num_requests = len(prompts), len(run.requests)
+    if num_requests > num_rows:
+        raise ScenarioError(f"{workload}: {num_rows} requests, the run has {num_requests}")
     tails = ["".join(c for c in request.request_id.rsplit("-", 1)[-1] if c.isdigit()) for request in run.requests]
     numbers = [int(tail) if tail else -1 for tail in tails]
-    if sorted(numbers) == sorted(set(numbers)) and all(0 <= number < num_rows for number in numbers):
-        return np.array(numbers)
-    return np.arange(len(run.requests))
+    ways = [np.arange(num_requests)]
+    if len(set(numbers)) == len(numbers):
+        for first in (1, 0):
+            if first <= min(numbers) and max(numbers) - first < num_rows:
+                ways.insert(0, np.array(numbers) - first)
+    return next((rows for rows in ways if np.array_equal(prompts[rows], wanted)), ways[0])

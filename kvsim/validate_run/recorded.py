@@ -17,6 +17,7 @@ from kvsim.types import ScenarioError
 
 _MOST = (1 << 31) - 1
 _MOST_SECONDS = 1e12
+_REQUEST_KEYS = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,13 @@ def load_run(folder: str | Path) -> RecordedRun:
     requests = tuple(_recorded(folder / "requests.jsonl", number, row) for number, row in rows)
     if not requests:
         raise ScenarioError(f"{folder / 'requests.jsonl'}: no request in it")
+    told = [str(row["request_id"]) for _, row in rows if row.get("request_id") is not None]
+    if len(set(told)) < len(told):
+        twice = next(name for name in told if told.count(name) > 1)
+        raise ScenarioError(
+            f"{folder / 'requests.jsonl'}: request_id {twice} is there {told.count(twice)} times; keep one row per "
+            f"request"
+        )
     if max(request.last_token_s for request in requests) <= min(request.queued_s for request in requests):
         raise ScenarioError(
             f"{folder / 'requests.jsonl'}: all times are the same; they must be the engine's, in seconds"
@@ -157,9 +165,7 @@ def load_run(folder: str | Path) -> RecordedRun:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError:
-        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
+        value = json.loads(_text_of(path))
     except ValueError as error:
         raise ScenarioError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, Mapping):
@@ -167,13 +173,22 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return value
 
 
+def _text_of(path: Path) -> str:
+    """The file's text; gzip and byte-order marks are recognised."""
+    from kvsim.workload.trace_files import open_text
+
+    if not path.is_file():
+        raise ScenarioError(f"{path}: no such file; a recorded run holds meta.json and requests.jsonl")
+    with open_text(path) as handle:
+        text = handle.read()
+    if "\0" in text:
+        raise ScenarioError(f"{path}: not a text file, or UTF-16 without its mark: save it as UTF-8")
+    return text
+
+
 def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise ScenarioError(f"{path}: cannot be read; a recorded run holds meta.json and requests.jsonl") from None
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -188,8 +203,13 @@ def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
 def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> RecordedRequest:
     def number(key: str) -> float:
         value = row.get(key)
+        if key not in row:
+            raise ScenarioError(
+                f"{path}: line {number_of_line}: {key} is missing; a request has {', '.join(_REQUEST_KEYS)}, this one "
+                f"has {', '.join(map(str, row)) or 'nothing'}"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_SECONDS:
-            raise bad(key, "it must be a number, at most 1e12")
+            raise bad(key, "it must be a number, at most 1e12 (times in seconds)")
         return float(value)
 
     def tokens(key: str) -> int:
@@ -223,12 +243,13 @@ def _recorded(path: Path, number_of_line: int, row: Mapping[str, Any]) -> Record
 def _read_series(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         return {}
+    lines = _text_of(path).splitlines(keepends=True)
+    first = lines[0] if lines else ""
+    reader = csv.reader(lines, delimiter=max(",;\t", key=first.count))
     try:
-        with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.reader(handle)
-            header = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        header = [name.strip() for name in next(reader, [])]
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
         raise ScenarioError(
             f"{path}: cannot be read as CSV ({error}); leave the file out where there is none"
         ) from None
@@ -262,14 +283,16 @@ def _series_cell(path: Path, line: int, column: str, cell: Seq[str]) -> float:
 
 def _series_offset_s(meta: Keys, rows: Seq[tuple[int, Mapping[str, Any]]]) -> float:
     """The series counts from the start of the run; the first request came this much later (0 where nobody says)."""
-    from datetime import datetime
+    from datetime import UTC, datetime
 
     arrivals = [row["arrival_time"] for _, row in rows if row.get("arrival_time") is not None]
     text = meta.text("started_at")
     if text is None:
         return 0.0
     try:
-        started = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        date = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        # What names no time zone must not depend on this machine's.
+        started = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise meta.bad("started_at", 'a date such as "2026-04-25T18:47:18Z"') from None
     offset = min(arrivals, default=started) - started

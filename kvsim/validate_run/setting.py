@@ -81,8 +81,18 @@ class Setting:
     long_prefill_token_threshold: int = 0
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
+    gpu_memory_bytes: int = 0
     warnings: tuple[str, ...] = ()
     """What of the engine's arguments the simulation leaves out."""
+
+    @property
+    def gpu_spec(self) -> GpuSpec:
+        """The GPU, of the catalog or with its memory alone."""
+        from kvsim.catalog import GpuSpec, gpu_names, load_gpu
+
+        if self.gpu in gpu_names():
+            return load_gpu(self.gpu)
+        return GpuSpec(self.gpu, self.gpu_memory_bytes, 0.0, 0.0, 0, 0.0)
 
     @property
     def geometry(self) -> ModelGeometry:
@@ -105,7 +115,7 @@ def setting_of(
     if not model:
         raise ScenarioError(f"{meta}: names no model; give --model")
     geometry = load_model(model)
-    gpu_spec, gpu_note = _gpu_of(run, gpu)
+    gpu_spec, gpu_note = _gpu_of(run, gpu, profile)
     engine, engine_note = _engine_of(run)
     limits = _limits_of(run, geometry, gpu_spec)
     num_replicas = kwargs.integer("data_parallel_size") or 1
@@ -138,6 +148,7 @@ def setting_of(
         long_prefill_token_threshold=kwargs.integer("long_prefill_token_threshold", least=0) or 0,
         scheduler_reserve_full_isl=kwargs.truth("scheduler_reserve_full_isl") is not False,
         watermark=kwargs.watermark() or 0.0,
+        gpu_memory_bytes=limits.total_memory_bytes,
         warnings=(*_unused(kwargs), *_other_formats(meta, dtype)),
     )
 
@@ -205,21 +216,30 @@ def _max_model_len(kwargs: Keys, geometry: ModelGeometry) -> int:
     return length or geometry.max_model_len or 1 << 20
 
 
-def _gpu_of(run: RecordedRun, gpu: str | None) -> tuple[GpuSpec, str]:
-    """The GPU: as told, as the run says, or as its folder is called."""
-    from kvsim.catalog import gpu_names, load_gpu
+def _gpu_of(run: RecordedRun, gpu: str | None, profile: str | Profile | None) -> tuple[GpuSpec, str]:
+    """The GPU: as told, as the run says, or as its folder is called.
 
-    if gpu is not None:
-        return load_gpu(gpu), f"GPU {gpu}: as told"
-    device = run.keys.inner("hardware").text("device_name")
+    One that the catalog lacks will do where a profile is given: what else is needed of it is its memory.
+    """
+    from kvsim.catalog import GpuSpec, gpu_names, load_gpu
+
+    hardware = run.keys.inner("hardware")
+    device = gpu or hardware.text("device_name")
+    origin = "as told" if gpu is not None else "from meta.json"
     if device:
         try:
-            return load_gpu(device), f"GPU {device}: from meta.json"
-        except ScenarioError:
+            return load_gpu(device), f"GPU {device}: {origin}"
+        except ScenarioError as error:
             found = _named_in(device, gpu_names())
-            if found is None:
-                raise
-            return load_gpu(found), f"GPU {found}: from meta.json ({device})"
+            if found is not None and gpu is None:
+                return load_gpu(found), f"GPU {found}: from meta.json ({device})"
+            total = hardware.integer("device_total_memory_bytes", _MOST_BYTES)
+            if profile is not None and total is not None:
+                return GpuSpec(device, total, 0.0, 0.0, 0, 0.0), f"GPU {device}: {origin}, unknown to the catalog"
+            raise ScenarioError(
+                f"{error} A run on another GPU needs a profile of it (--profile, made by `kvsim calibrate`) and "
+                f"hardware.device_total_memory_bytes in {run.folder / 'meta.json'}."
+            ) from None
     found = _named_in(run.folder.resolve().name, gpu_names())
     if found is None:
         raise ScenarioError(

@@ -59,8 +59,11 @@ def load_trace(
         else:
             trace = load_csv(text, errors, found, needs_times)
     if not len(trace):
-        why = f"; the first: {errors.first_skipped}" if errors.first_skipped else ""
-        fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed){why}")
+        if not errors.num_skipped and not trace.num_failed:
+            what = "its list is empty" if found in ("sharegpt", "mooncake") else "it has a header and no row below it"
+            fail(name, f"no request in it: {what}; a trace has at least one request")
+        first = f"; the first: {errors.first_skipped}" if errors.first_skipped else ""
+        fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed){first}")
     notes = (*errors.notes(), *trace.notes)
     return sorted_by_time(replace(trace, num_skipped=errors.num_skipped, notes=notes))
 

@@ -50,6 +50,19 @@ def test_the_page_has_every_answer(tiny: Advice) -> None:
             assert answer.verdict in text
 
 
+@pytest.mark.parametrize("horizon", [0.3, 60.0])
+def test_a_horizon_that_cuts_requests_off_is_pointed_out(horizon: float) -> None:
+    """Those who had not come by then ask for nothing; those who had miss the SLO."""
+    advice = advise(TINY, seeds=2, jobs=1, slo={"ttft": "2s"}, horizon=horizon)
+    own = [run for run in advice.runs if not run.values]
+    cut = sum(run.summary["num_running_at_end"] + run.summary["num_waiting_at_end"] for run in own)
+    assert (cut > 0) == (horizon < 1)
+    assert any(f"horizon cuts {cut} requests off in 2 runs" in note for note in advice.notes) == (horizon < 1)
+    for run in own:
+        arrived = run.summary["num_requests"] - run.summary["num_not_arrived"]
+        assert run.attainment == run.summary["completed"] / arrived
+
+
 def test_what_comes_up_while_runs_run_is_told() -> None:
     values = {"scheduler.max_model_len": 64, "cost": {"type": "kernels", "profile": "a100"}}
     advice = advise(TINY, seeds=2, jobs=1, slo={"ttft": "2s"}, **values)

@@ -159,9 +159,13 @@ def test_large_blocks_lose_where_memory_is_scarce_and_texts_are_short() -> None:
             workload__arrivals__request_rate=300,
         )
     )
-    # 16 is slower by 5.4 ± 1.9 %, and its kernel makes up for 1.5 %.
-    assert answer.figures["as_good"] == [8]
+    assert 128 not in answer.figures["as_good"]
+    assert 8 in answer.figures["as_good"]
     assert any("refuted" in line or "half right" in line for line in answer.lines)
+    # All sizes meet the SLO, so the fastest is the best: nothing is faster.
+    slower = [entry["mean"] for entry in answer.figures["latency_against_best"].values()]
+    assert slower == sorted(slower)
+    assert slower[0] == 0.0
 
 
 @pytest.mark.parametrize(("tokens", "blind"), [(20, "32, 64, 128"), (100, "128"), (7, "8, 16, 32, 64, 128")])

@@ -65,3 +65,13 @@ def test_every_value_does(better: int, hardest: float) -> None:
     lab: Any = FakeLab({0: 1e9 if better < 0 else 0.0}, better)
     found, _ = search(lab, Scale(lambda x: {"x": x}, 1, 1000, better), 10)
     assert found == {0: hardest}
+
+
+def test_a_share_that_is_met_exactly_is_met() -> None:
+    """95 of 100 requests are 95 %, whatever digits the rate keeps of them."""
+    for tenths in range(1, 400):
+        duration = tenths / 7
+        summary = {"num_requests": 100, "request_goodput": float(f"{95 / duration:.12g}"), "duration": duration}
+        run = Run(1, "", {}, 0, summary)
+        assert run.attainment == 0.95
+        assert run.meets_slo

@@ -65,8 +65,11 @@ def test_one_wild_row_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
     rows = gemm_rows(noise=0.01)
     wild = next(row for row in rows if (row["tokens"], row["n"]) == (64, 6144))
     wild["latency_us"] = 3 * float(wild["latency_us"])  # type: ignore[arg-type]
-    fit = calibrate(write(tmp_path / "x.csv", rows)).profile.find("gemm")
+    result = calibrate(write(tmp_path / "x.csv", rows))
+    fit = result.profile.find("gemm")
     assert fit is not None
+    assert fit.error["num_set_aside"] == 1
+    assert any("1 rows of gemm (mm 1.0) set aside" in text for text in result.warnings)
     for tokens in (32, 64, 128):
         predicted = float(fit.predict_us({"tokens": np.array([tokens]), "n": 6144, "k": 4096})[0])
         assert predicted == pytest.approx(gemm_us(tokens, 6144, 4096), rel=0.08)
@@ -108,6 +111,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     few = [row | {"version": "2.0"} for row in rows[:5]]
     strange = [row | {"op": "qkv_proj", "kernel": "Other-7B", "tokens": 2**i} for i, row in enumerate(rows[:9])]
     other = [row | {"dtype": dtype} for row in rows[:3] for dtype in ("float8_e4m3fn", "fp32")]
+    strange += [row | {"op": "add", "kernel": "Llama-2-7b", "tokens": 2**i} for i, row in enumerate(rows[:9])]
     path = write(tmp_path / "x.csv", rows + few + strange + other)
     assert main(["calibrate", str(path)]) == 0
     shown = capsys.readouterr().err
@@ -115,6 +119,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "3 rows of gemm fp32 left out" in shown
     assert "5 rows of gemm (mm, vllm 2.0) left out: a fit needs 8" in shown
     assert "9 rows of kernel 'Other-7B' price no step" in shown
+    assert "9 rows of op 'add' price no step: known are gemm" in shown
     assert "no fit of decode_attention, prefill_attention" in shown
     with pytest.raises(
         ScenarioError, match=r"x\.csv: no row of X1 has a 16-bit .* has float8_e4m3fn, fp32, and .*bf16"
@@ -122,13 +127,41 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         load_measurements(write(tmp_path / "x.csv", other))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "unit", "is_warned"), [("RTX4090", 1e-3, True), ("RTX4090", 1, False), ("X1", 1e-3, False)]
-)
-def test_rates_beyond_the_datasheet_are_questioned(tmp_path: Path, gpu: str, unit: float, is_warned: bool) -> None:
+@pytest.mark.parametrize("gpu", ["RTX4090", "A card of tomorrow"])
+@pytest.mark.parametrize(("unit", "said"), [(1e-3, "are too fast"), (1, ""), (1e3, "are too slow")])
+def test_rates_that_no_gpu_reaches_are_questioned(tmp_path: Path, gpu: str, unit: float, said: str) -> None:
     rows = [row | {"gpu": gpu, "latency_us": unit * float(str(row["latency_us"]))} for row in gemm_rows()]
+    found = [text for text in calibrate(write(tmp_path / "x.csv", rows)).warnings if "are too" in text]
+    assert bool(found) == bool(said)
+    if said:
+        assert said in found[0]
+        assert "latency_ns" in found[0]
+        assert ("datasheet of rtx-4090 has 165" in found[0]) == (gpu == "RTX4090")
+
+
+def test_rows_that_follow_no_law_are_said_to(tmp_path: Path) -> None:
+    rows = [row | {"latency_us": (3.0, 3e6)[i % 2]} for i, row in enumerate(gemm_rows())]
     found = calibrate(write(tmp_path / "x.csv", rows)).warnings
-    assert any("must be in microseconds" in text for text in found) == is_warned
+    assert any("do not use this fit" in text for text in found)
+
+
+def test_what_a_profile_estimates_is_said(tmp_path: Path) -> None:
+    """Row-wise operations need not be measured, but nobody should take an estimate for a measurement."""
+    header = "gpu,framework,version,kernel,op,tokens,n,k,batch,ctx_len,seq_len,heads,kv_heads,head_dim,latency_us\n"
+    rows = [f"X1,vllm,1,k,gemm,{2**i},4096,4096,,,,,,,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,k,decode_attention,,,,{2**i},512,,32,8,128,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,k,prefill_attention,,,,1,,{2**i},32,8,128,{20 + i}" for i in range(10)]
+    rows += [f"X1,vllm,1,llama-3.1-8b,rotary_emb,{2**i},,,,,,,,,{3 + i / 9}" for i in range(10)]
+    (tmp_path / "x.csv").write_text(header + "\n".join(rows))
+    (said,) = calibrate(tmp_path / "x.csv").warnings
+    assert (
+        "no fit of embedding, layernorm, act_fn, sampler; they are priced as a launch (2.5 us, the sampler 25" in said
+    )
+
+
+def test_what_is_held_out_leaves_rows_to_fit(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"hold_out is 0\.99: of the 52 rows of gemm it leaves 1 to fit"):
+        calibrate(write(tmp_path / "x.csv", gemm_rows()), hold_out=0.99)
 
 
 def test_all_spellings_of_a_gpu_are_one(tmp_path: Path) -> None:
@@ -141,6 +174,18 @@ def test_equal_rows_count_once(tmp_path: Path) -> None:
     rows = gemm_rows()
     (group,) = load_measurements(write(tmp_path / "x.csv", rows + rows)).groups
     assert len(group.latency_us) == len(rows)
+
+
+def test_equal_rows_that_are_far_apart_are_pointed_out(tmp_path: Path) -> None:
+    rows = [row | {"num_splits": splits} for row in gemm_rows() for splits in (1, 2)]
+    for row in rows[1::2]:
+        row["latency_us"] = 1.2 * float(str(row["latency_us"]))
+    path = write(tmp_path / "x.csv", rows, (*COLUMNS, "num_splits"))
+    assert not [text for text in calibrate(path).warnings if "count as one" in text]
+    rows[7]["latency_us"] = 4 * float(str(rows[7]["latency_us"]))
+    found = [text for text in calibrate(write(path, rows, (*COLUMNS, "num_splits"))).warnings if "count as one" in text]
+    assert "rows of gemm with k 4096, n 4096, tokens 8 differ by a factor of 4.8" in found[0]
+    assert "not read: num_splits" in found[0]
 
 
 def test_far_from_every_measurement_the_form_stands_alone(tmp_path: Path) -> None:
@@ -172,6 +217,9 @@ def test_a_profile_predicts_another_file(tmp_path: Path) -> None:
     profile = calibrate(write(tmp_path / "x.csv", gemm_rows())).profile
     (line,) = profile_errors(profile, write(tmp_path / "y.csv", gemm_rows()[::5]))
     assert line.mape_pct < 1.0
+    newer = write(tmp_path / "z.csv", [row | {"version": "2.0"} for row in gemm_rows()])
+    with pytest.raises(ScenarioError, match=r"the file has gemm \(mm, vllm 2.0\); the profile gemm \(mm, vllm 1.0\)"):
+        profile_errors(profile, newer)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +284,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         calibrate(write(tmp_path / "e.csv", rows), framework="sglang")
     with pytest.raises(ScenarioError, match="several GPUs"):
         calibrate(write(tmp_path / "f.csv", rows + [row | {"gpu": "X2"} for row in rows]))
-    with pytest.raises(ScenarioError, match="8 rows"):
+    with pytest.raises(ScenarioError, match=r"the 8 rows with different sizes .* it has 5 of gemm"):
         calibrate(write(tmp_path / "g.csv", rows[:5]))
+    assert calibrate(write(tmp_path / "h.csv", [row | {"framework": "vLLM"} for row in rows])).profile.find("gemm")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,6 +299,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["calibrate", "--profile", str(out), "--test", str(path)]) == 0
     assert "gemm" in capsys.readouterr().out
     assert main(["calibrate", str(tmp_path / "none.csv")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fine"), [("mine", False), ("mine.txt", False), ("mine.yml", True), ("m.YAML", True)]
+)
+def test_what_calibrate_writes_a_scenario_can_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, is_fine: bool
+) -> None:
+    out = tmp_path / name
+    path = write(tmp_path / "x.csv", gemm_rows())
+    assert (main(["calibrate", str(path), "--out", str(out), "--no-plots"]) == 0) == is_fine
+    assert out.exists() == is_fine
+    if is_fine:
+        assert load_profile(str(out)).gpu == "X1"
+    else:
+        assert f"write {out}.yaml" in capsys.readouterr().err
 
 
 def test_a_seed_below_zero_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

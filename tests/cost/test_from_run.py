@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -155,9 +157,14 @@ def test_what_a_benchmark_holds_is_checked(tmp_path: Path, name: str, value: obj
         bench_overhead(path, TenMilliseconds())
 
 
-def test_a_benchmark_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "pack",
+    [lambda data: b"\xef\xbb\xbf" + data, gzip.compress, lambda data: data.decode().encode("utf-16")],
+    ids=["byte-order mark", "gzip", "utf-16"],
+)
+def test_a_benchmark_is_read_however_it_is_packed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path = bench(tmp_path / "b.json", 0.0105)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    path.write_bytes(pack(path.read_bytes()))
     assert bench_overhead(path, TenMilliseconds()).decode_step_us == pytest.approx(500, abs=1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -183,6 +185,24 @@ def test_outside_the_measured_range_it_says_so() -> None:
     assert cost.is_extrapolated
 
 
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (decode(4, 400), None),
+        (StepShape(0, 0, ((0, 16),) * 8), None),
+        (StepShape(0, 0, ((0, 16),) * 400), "prefill_attention: batch above"),
+        (StepShape(0, 0, ((0, 250_000),)), "all_reduce: bytes above"),
+    ],
+)
+def test_every_size_that_nobody_measured_is_said(shape: StepShape, said: str | None) -> None:
+    cost = KernelCost.from_profile("h100", LLAMA, tensor_parallel_size=4)
+    cost.step_ns(decode(4, 400))
+    before = cost.warnings()
+    cost.step_ns(shape)
+    found = [text for text in cost.warnings() if text not in before]
+    assert any(said in text for text in found) if said else not found
+
+
 def test_a_gpu_without_profile_lists_those_that_exist_and_offers_the_roofline() -> None:
     with pytest.raises(ScenarioError, match=r"a100, h100, .*type: roofline, peak_tflops: 149.7"):
         load_profile("a40")
@@ -225,3 +245,14 @@ def test_a_decode_step_is_priced_in_few_lines() -> None:
     for shape in shapes[:256]:
         cost.step_ns(shape)
     assert num_lines(lambda: [cost.step_ns(shape) for shape in shapes]) / len(shapes) < 40
+
+
+def test_what_no_datasheet_says_is_assumed_aloud() -> None:
+    """The host link and the memory of a GPU that the catalog lacks, once something is copied or swapped."""
+    profile = replace(load_profile("rtx4090"), gpu="X1")
+    cost = KernelCost.from_profile(profile, LLAMA)
+    cost.step_ns(decode(4, 400))
+    assert cost.warnings() == []
+    cost.step_ns(decode(4, 400)._replace(num_swapped_out_blocks=3))
+    (said,) = cost.warnings()
+    assert "the catalog lacks X1, 2000 GB/s of memory and 25 GB/s to the host are assumed" in said

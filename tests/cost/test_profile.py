@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import kvsim
 from kvsim.cost.profile import Profile, load_profile, profile_names, profile_path
 from kvsim.types import ScenarioError
 
@@ -149,3 +151,45 @@ def test_a_missing_parameter_is_named(tmp_path: Path, name: str) -> None:
         with pytest.raises(ScenarioError, match=rf"fit of {op}/.*: params\.{dropped} is missing; {op} takes"):
             load_profile(changed(path, "fits", index, "params", dropped, drop=True))
         shutil.copy(profile_path(name), path)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("a100-80gb", "a100"),
+        ("A100-SXM4-40GB", "a100"),
+        ("RTX PRO 6000", "rtxpro6000"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("my H100", "h100"),
+    ],
+)
+def test_a_long_name_finds_its_profile(gpu: str, profile: str) -> None:
+    assert profile_path(gpu).stem == profile
+
+
+@pytest.mark.parametrize("gpu", ["RTX A1000", "RTX 40900", "GH100", "H1000"])
+def test_a_name_that_holds_another_in_it_is_no_such_gpu(gpu: str) -> None:
+    with pytest.raises(ScenarioError, match="no cost profile"):
+        profile_path(gpu)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cost", "said"),
+    [
+        ("a100-80gb", "{type: kernels}", None),
+        ("a100-40gb", "{type: kernels}", r"a100: measured on a100-80gb \(2,039 GB/s .* gpu is a100-40gb \(1,555 GB/s"),
+        ("t4", "{type: kernels, profile: h200}", "h200: measured on h200 .* the scenario's gpu is t4"),
+        ("{memory: 24GiB, name: my H100}", "{type: kernels}", r"gpu is my H100 \(unknown rates\)"),
+        ("{memory: 24GiB, name: RTX 4090}", "{type: kernels}", None),
+        ("{memory: 24GiB}", "{type: kernels, profile: h100}", None),
+        ("h100-80gb", "{type: linear}", None),
+    ],
+)
+def test_a_profile_of_another_gpu_is_said_to_be(gpu: str, cost: str, said: str | None) -> None:
+    text = f"gpu: {gpu}\nmodel: llama-3.1-8b\ncost: {cost}\nmemory: {{num_gpu_blocks_override: 500}}\n"
+    text += "workload: {num_requests: 1, lengths: {type: fixed, prompt: 20, output: 2}}\n"
+    warnings = kvsim.run(yaml.safe_load(text)).summary["warnings"]
+    found = [warning for warning in warnings if "measured on" in warning]
+    assert bool(found) == (said is not None)
+    assert said is None or re.search(said, found[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvsim.catalog import load_model
-from kvsim.cost.shapes import model_shapes
+from kvsim.cost.shapes import Matrix, model_shapes
 from kvsim.memory.geometry import ModelGeometry
 from kvsim.types import ScenarioError
 
@@ -34,3 +34,51 @@ def test_layers_that_are_not_alike_are_refused(change, message):
 def test_sparse_attention_is_priced_as_dense_and_says_so():
     sparse = dict(load_model("deepseek-v3").config) | {"index_head_dim": 128}
     assert any("sparse attention" in note for note in model_shapes(ModelGeometry.from_config(sparse)).notes)
+
+
+WINDOWED = LLAMA | {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "windows", "num_kv_layers"),
+    [
+        ({}, [(32, None)], 32),
+        ({"num_kv_shared_layers": 12}, [(32, None)], 20),
+        ({"use_cla": True, "cla_share_factor": 2}, [(32, None)], 16),
+        (WINDOWED | {"num_kv_shared_layers": 10}, [(16, 512), (16, None)], 22),
+        ({"full_attention_interval": 4}, [(8, None)], 8),
+    ],
+)
+def test_layers_that_read_the_kv_of_others_are_priced_too(change, windows, num_kv_layers):
+    geometry = ModelGeometry.from_config(LLAMA | change)
+    shapes = model_shapes(geometry)
+    assert geometry.num_kv_layers == num_kv_layers
+    assert list(shapes.windows) == windows
+    assert any("24 layers without attention" in note for note in shapes.notes) == ("full_attention_interval" in change)
+
+
+QWEN2_MOE = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "width", "active"),
+    [
+        (load_model("llama-4-scout").config, 1, 8192, 2 * 8192),
+        (load_model("deepseek-v2-lite").config, 1, 2 * 1408, 8 * 1408),
+        (load_model("deepseek-v3").config, 2, 1024, 9 * 1024),
+        (LLAMA | QWEN2_MOE | {"shared_expert_intermediate_size": 5632}, 1, 5632, 4 * 1408 + 5632),
+        (load_model("mixtral-8x7b").config, 1, 0, 2 * 14_336),
+        (load_model("qwen3-30b-a3b").config, 1, 0, 8 * 768),
+    ],
+)
+def test_experts_that_every_token_passes_are_dense(config, tp, width, active):
+    shapes = model_shapes(ModelGeometry.from_config(config), tp)
+    hidden = shapes.hidden_size
+    assert list(shapes.matrices[4:]) == ([Matrix(2 * width, hidden), Matrix(hidden, width)] if width else [])
+    assert [width for kind, width, _ in shapes.row_ops if kind == "act_fn"] == [3 * active]
+
+
+@pytest.mark.parametrize(("model", "said"), [("deepseek-v3", True), ("mixtral-8x7b", False), ("llama-3.1-8b", False)])
+def test_layers_without_experts_are_pointed_out(model, said):
+    notes = model_shapes(load_model(model)).notes
+    assert any("layers without experts are priced as those with them" in note for note in notes) == said

@@ -267,6 +267,16 @@ def test_the_committed_tables_keep_their_bars_but_for_known_misses() -> None:
     assert missed == KNOWN_MISSES
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_committed_differences_and_marks_follow_from_the_published_values(name: str) -> None:
+    rows = committed(name)
+    own = [Ours(row.series, row.x, row.quantity, row.ours) for row in rows]
+    for row, again in zip(rows, beside(FIGURES[name], own, published()), strict=True):
+        assert row[:4] == again[:4]
+        assert (row.paper, row.mark) == (again.paper, again.mark)
+        assert row.difference == pytest.approx(again.difference, abs=1e-4 * abs(row.ours or 0.0))
+
+
 def test_the_committed_page_is_made_from_the_committed_tables() -> None:
     tables = {name: committed(name) for name in FIGURES}
     assert page(Reproduction(tables, quick=True, cpu_s=0.0)) == (COMMITTED / PAGE).read_text("utf-8")

@@ -335,9 +335,9 @@ def test_a_bad_line_is_named_or_skipped(tmp_path: Path, line: str, problem: str)
     [
         ("", "empty"),
         ("\n\n", "empty"),
-        ("arrival_s,prompt_tokens,output_tokens\n", "no usable request"),
+        ("arrival_s,prompt_tokens,output_tokens\n", "no request in it: it has a header and no row below it"),
         ("0.0,12,34\n", "column names"),
-        ("[]", "no usable request"),
+        ("[]", "no request in it: its list is empty"),
         ("[{", "no JSON"),
         ("arrival_s,prompt_tokens,output_tokens,output_tokens\n0,1,1,1\n", "2 times"),
         ("arrival_s,prompt_tokens,output_tokens,prefix_tokens\n0,1,1,1\n", "prefix_group"),
