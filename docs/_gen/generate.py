@@ -215,7 +215,8 @@ def commands_page() -> str:
         "# Commands\n",
         GENERATED,
         "Exit codes: 0 done; 2 the input cannot be used (one message says what, where and what would be right); "
-        "1 the answer is no (a case differs, a point failed, a model does not fit); 130 interrupted.\n",
+        "1 the answer is no (a case differs, a point failed, a model does not fit); 130 interrupted. "
+        "`--help` behind a command lists what is here, and `kvsim --version` prints the version.\n",
     ]
     for name in cli.COMMANDS:
         try:
@@ -265,7 +266,7 @@ def _parameter(parameter: Any) -> str:
 
 def _shown_default(parameter: Any) -> str:
     default = parameter.default
-    is_plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+    is_plain = isinstance(default, str | int | float | Path) and not isinstance(default, bool)
     return f" Default: {default}." if is_plain and "efault" not in (parameter.help or "") else ""
 
 

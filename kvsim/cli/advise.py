@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Force, Json, NoPlots, Out, ScenarioPath, Sets
+from kvsim.cli.options import Force, Json, NoPlots, ScenarioPath, Sets
 
 
 def command(
@@ -21,7 +21,10 @@ def command(
     ] = None,
     seeds: Annotated[int, Option("--seeds", min=2, help="Simulations per variant: more are surer, and slower.")] = 6,
     jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        Option("--out", help="Folder for the results; default results/NAME-advice.", show_default=False),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
     no_plots: NoPlots = False,
@@ -29,8 +32,8 @@ def command(
     """Answer the common questions about a workload by simulation.
 
     Is paging worth it, which block size, which request rate meets the SLO, how small may the KV cache be, and what
-    does sharing save: each with its figures, how sure they are, and the runs behind them. Writes advice.md, pictures
-    and runs.csv.
+    does sharing save: each with its figures, how sure they are, and the runs behind them. Writes advice.md,
+    advice.json, pictures and runs.csv.
     """
     from kvsim.advise import advise
     from kvsim.advise.report import terminal

@@ -18,7 +18,12 @@ Sets: TypeAlias = Annotated[
     Option("--set", metavar="KEY=VALUE", help="Override a value: --set allocator.block_size=32 (repeatable)."),
 ]
 Out: TypeAlias = Annotated[
-    Path | None, Option("--out", help="Folder for the results; default results/NAME.", show_default=False)
+    Path | None,
+    Option(
+        "--out",
+        help="Folder for the results; default results/NAME, or results/NAME-COMMAND where another command's are.",
+        show_default=False,
+    ),
 ]
 Force: TypeAlias = Annotated[
     bool, Option("--force", help="Replace the results of another command, if the folder holds such.")

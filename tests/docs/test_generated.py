@@ -49,3 +49,12 @@ def test_every_key_says_what_it_takes(generator: ModuleType) -> None:
     taken = {row[0]: row[1] for row in rows}
     assert taken["| `gate`"] == "`package.module:name`"
     assert taken["| `window`"].startswith("two in a list")
+
+
+def test_defaults_that_are_paths_are_told(generator: ModuleType) -> None:
+    page = generator.commands_page()
+    sections = dict(part.split("\n", 1) for part in page.split("\n## kvsim ")[1:])
+    assert "Default: results/reproduce." in sections["reproduce"]
+    assert "Default: scenario.yaml." in sections["init"]
+    assert "default results/NAME-advice." in sections["advise"]
+    assert "`kvsim --version`" in page
