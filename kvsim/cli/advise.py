@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +47,7 @@ def command(
             resolved, slo=goals, seeds=seeds, jobs=jobs, out=folder, plots=not no_plots, force=force, progress=progress
         )
     if as_json:
-        console.say(json.dumps(advice.as_dict(), indent=2))
+        console.say_json(advice.as_dict())
         return
     console.say(terminal(advice))
     console.say(f"\nresults in {folder}")

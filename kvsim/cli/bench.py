@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
@@ -32,7 +31,7 @@ def command(
         if not as_json:
             console.say(_line(result._asdict()))
     if as_json:
-        console.say(json.dumps([result._asdict() for result in results], indent=2))
+        console.say_json([result._asdict() for result in results])
 
 
 def _sizes(text: str) -> tuple[int, ...]:

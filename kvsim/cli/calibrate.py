@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +94,7 @@ def command(
         document["out"] = str(out)
         _show(as_json, f"wrote {out}: cost: {{type: kernels, profile: {out}}}")
     if as_json:
-        console.say(json.dumps(document, indent=2))
+        console.say_json(document)
 
 
 def _check_suffix(out: Path | None) -> None:

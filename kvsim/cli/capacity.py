@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
@@ -76,7 +75,10 @@ def command(
         )
     except GeometryError as error:
         raise ScenarioError(_with_an_option(f"{model}: {error}")) from None
-    console.say(json.dumps(report.to_dict(), indent=2) if as_json else report.render())
+    if as_json:
+        console.say_json(report.to_dict())
+    else:
+        console.say(report.render())
     if not report.fits:
         raise Exit(EXIT_DOES_NOT_FIT)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -99,7 +98,7 @@ def command(
         console.warn(f"{', '.join(warned)}: {text}")
     records = compared.records()
     if as_json:
-        console.say(json.dumps({engine: run.summary for engine, run in compared.runs.items()}, indent=2))
+        console.say_json({engine: run.summary for engine, run in compared.runs.items()})
         return
     columns = [*COLUMNS, *(end for end in ENDS if any(record[end[1]] for record in records))]
     console.say(console.table([_row(record, columns) for record in records], [title for title, _ in columns]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvsim.types import Progress
 
@@ -13,6 +16,21 @@ from kvsim.types import Progress
 def say(text: str = "") -> None:
     """A line for the reader, on stdout."""
     print(text)
+
+
+def say_json(value: Any) -> None:
+    """A value as JSON, which has no infinity: that is the text "inf", as a scenario takes it too."""
+    say(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def warn(text: str) -> None:

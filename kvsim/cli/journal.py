@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ def command(
     rows = read_csv(events)
     answer = _life(rows, block) if block is not None else _overview(rows)
     if as_json:
-        console.say(json.dumps(answer, indent=2))
+        console.say_json(answer)
     elif block is not None:
         _print_life(answer, block)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +37,7 @@ def command(
     with console.progress_bar("reproduce") as progress:
         found = reproduce(figures or ["all"], quick=quick, jobs=jobs, out=out, progress=progress)
     if as_json:
-        console.say(json.dumps([row._asdict() for row in found.rows], indent=2))
+        console.say_json([row._asdict() for row in found.rows])
         return
     from kvsim.reproduce.page import sentence
 

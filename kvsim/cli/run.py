@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from typer import Option
@@ -74,7 +73,7 @@ def command(
     for text in result.summary["warnings"]:
         console.warn(text)
     if as_json:
-        console.say(json.dumps(result.summary, indent=2))
+        console.say_json(result.summary)
         return
     console.say(f"{resolved.scenario.name}: engine {resolved.scenario.engine}, seed {resolved.scenario.seed}\n")
     console.say(console.table([(label, text) for label, text in result.headline()]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from kvsim.cli import console
 
 
@@ -11,4 +9,4 @@ def command() -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from kvsim.scenario.layout import json_schema
 
-    console.say(json.dumps(json_schema(), indent=2))
+    console.say_json(json_schema())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +75,7 @@ def command(
     for text in told(result.rows, result.keys):
         console.warn(text)
     if as_json:
-        console.say(json.dumps(result.rows, indent=2))
+        console.say_json(result.rows)
     else:
         _print(aggregate(result.rows, result.keys), result.keys)
         num_points = f"{len(result.rows)} point{'s' if len(result.rows) > 1 else ''}"

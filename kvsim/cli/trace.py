@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +77,7 @@ def command(
     )
     report = trace_report(trace, block_size=block_size, capacities=_capacities(capacity))
     if as_json:
-        console.say(json.dumps(report.to_dict(), indent=2))
+        console.say_json(report.to_dict())
     else:
         console.say(render(report))
     if picture is not None:

@@ -127,6 +127,29 @@ def test_a_sweep_says_what_its_intervals_are(here: Path, capsys: pytest.CaptureF
     assert "1 point, 0 failed" in told
 
 
+def test_what_is_printed_as_json_is_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which has no infinity: a rate of .inf is a text, and a scenario takes that text too."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    rates = ["--vary", "workload.arrivals.request_rate=5,.inf"]
+    assert main(["sweep", "s.yaml", *rates, "--jobs", "1", "--no-plots", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert [row["workload.arrivals.request_rate"] for row in rows] == [5, "inf"]
+    assert (
+        main(
+            [
+                "validate",
+                "s.yaml",
+                "--set",
+                f"workload.arrivals.request_rate={rows[1]['workload.arrivals.request_rate']}",
+            ]
+        )
+        == 0
+    )
+
+
 def test_what_lies_in_a_folder_is_listed(here: Path) -> None:
     from kvsim.cli.console import list_files
 
