@@ -162,6 +162,7 @@ class PagedAllocator:
         """The longest cached prefix in whole blocks of the first `num_tokens - 1` tokens; changes nothing."""
         if not self.enable_prefix_caching or num_tokens < 1:
             return NO_MATCH
+        self._check_keys(keys)
         found = self.index.find(keys, (num_tokens - 1) // self.block_size)
         if not found:
             return PrefixMatch(0, (), 0, num_tokens)
@@ -185,6 +186,7 @@ class PagedAllocator:
         Raises OutOfBlocks; AllocatorError if a sequence has a table, or the match is out of date.
         """
         owners = (seq_id, *sharers) if sharers else (seq_id,)
+        self._check_keys(keys)
         hits = prefix.block_ids
         num_new = self._table_blocks(num_tokens) - len(hits)
         surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
@@ -344,6 +346,7 @@ class PagedAllocator:
         is_swapped = parent_id in self._swapped
         parent = self._swapped[parent_id] if is_swapped else self._table(parent_id)
         self._check_new(child_id)
+        self._check_keys(keys)
         child = parent.copy()
         child.keys = keys
         if not is_swapped:
@@ -538,6 +541,13 @@ class PagedAllocator:
     def _check_new(self, seq_id: SeqId) -> None:
         if self.has_table(seq_id):
             raise AllocatorError(f"sequence {seq_id!r} has a block table already")
+
+    def _check_keys(self, keys: KeyChain | None) -> None:
+        """Keys of blocks of another size would find blocks whose ends are other text."""
+        if keys is not None and (size := getattr(keys, "block_size", self.block_size)) != self.block_size:
+            raise AllocatorError(
+                f"the keys are for blocks of {size} tokens; the allocator has blocks of {self.block_size}"
+            )
 
     def _check_allocate(
         self, owners: Sequence[SeqId], num_tokens: int, prefix: PrefixMatch, num_refs: int | None

@@ -38,32 +38,32 @@ class PrefixKeys:
     is said at each `match_prefix` and `register`. Keys cost O(1) per block for segments.
     """
 
-    __slots__ = ("_block_size", "_keys", "_links", "_namespace", "_num_blocks", "_stream")
+    __slots__ = ("_keys", "_links", "_namespace", "_num_blocks", "_stream", "block_size")
 
     def __init__(self, stream: TokenStream, namespace: NamespaceLike | None, block_size: int) -> None:
         self._stream = stream
         self._namespace = _namespace_ints(namespace)
-        self._block_size = block_size
+        self.block_size = block_size
         self._num_blocks = len(stream) // block_size
         self._links: dict[int, Link] = {}
         self._keys: list[int] = []
 
     def num_full_blocks(self, num_tokens: int) -> int:
         """Whole blocks among the first `num_tokens` tokens of the text."""
-        return min(num_tokens // self._block_size, self._num_blocks)
+        return min(num_tokens // self.block_size, self._num_blocks)
 
     def link(self, block_index: int) -> Link:
         """What block `block_index` adds; equal links up to k mean equal text and namespace up to k, and vice versa."""
         link = self._links.get(block_index)
         if link is None:
-            start = block_index * self._block_size
-            content = self._stream.content(start, start + self._block_size)
+            start = block_index * self.block_size
+            content = self._stream.content(start, start + self.block_size)
             link = self._links[block_index] = (content, () if block_index else self._namespace)
         return link
 
     def num_common_blocks(self, other: PrefixKeys, first: int) -> int:
         """Leading blocks in which both texts agree, given that they do before block `first`."""
-        return self._stream.common_length(other._stream, first * self._block_size) // self._block_size
+        return self._stream.common_length(other._stream, first * self.block_size) // self.block_size
 
     def chain(self, block_index: int) -> int:
         """A 64-bit key of the whole prefix up to block `block_index`, the same in every process."""

@@ -596,3 +596,22 @@ def test_an_adapter_and_a_salt_keep_equal_texts_apart_and_an_empty_salt_does_not
         for namespace in (Namespace(), Namespace(salt=""), Namespace(salt="s"), Namespace(lora="s"))
     }
     assert list(found.values()) == [8, 8, 0, 0]
+
+
+def test_keys_for_blocks_of_another_size_are_refused() -> None:
+    allocator = PagedAllocator(8, 4, enable_prefix_caching=True)
+    text = TokenStream.from_ids(range(16))
+    keys, small = (PrefixKeys(text, None, size) for size in (4, 2))
+    message = "the keys are for blocks of 2 tokens; the allocator has blocks of 4"
+    for command in (
+        lambda: allocator.match_prefix(small, 9),
+        lambda: allocator.allocate("a", 8, keys=small),
+    ):
+        with pytest.raises(AllocatorError, match=message):
+            command()
+    assert allocator.usage().num_used == 0
+    allocator.allocate("a", 8, keys=keys)
+    with pytest.raises(AllocatorError, match=message):
+        allocator.fork("a", "b", keys=small)
+    assert not allocator.has_table("b")
+    allocator.audit()
