@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -371,3 +373,62 @@ def test_refused_head_is_let_in_when_there_is_room_or_another_head(engine_loop: 
     assert step() == (["d"], "blocks", 13)
     scheduler.abort("e")
     assert step() == ([], "", 0), "nobody waits"
+
+
+class _OpensLater:
+    """A gate that lets nobody in at first."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def __call__(self, group: Group, allocator: Any) -> bool:
+        self.num_asked += 1
+        return self.num_asked % 5 > 1
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"prefill_first": True},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 36},
+        {"admission": "first_chunk", "max_num_batched_tokens": 9},
+        {"max_num_batched_tokens": 9},
+        {"max_num_seqs": 4, "watermark": 0.1},
+        {"enable_prefix_caching": True},
+        {"preemption": "swap", "num_host_blocks": 12},
+        {"scheduling_policy": "priority"},
+        {"gate": _OpensLater},
+    ],
+    ids=lambda keywords: "-".join(keywords) or "default",
+)
+def test_heads_wait_for_the_same_in_both_loops(keywords: dict[str, Any]) -> None:
+    """In a pool short of blocks each plan says the same of the head of the line, and lets in the same requests."""
+
+    def heads(seed: int, engine_loop: str) -> list[tuple[Any, ...]]:
+        rng = Random(seed)
+        made = {name: value() if value is _OpensLater else value for name, value in keywords.items()}
+        scheduler = paged(16, 4, engine_loop=engine_loop, **made)
+        seen = []
+        for number in range(100):
+            if rng.random() < 0.35:
+                lengths = rng.randint(1, rng.choice((3, 30))), rng.randint(1, 20)
+                priority, source = rng.randint(0, 2), rng.randint(1, 3)
+                scheduler.submit(
+                    request(str(number), *lengths, priority=priority, source=source, n=rng.choice((1, 1, 2)))
+                )
+            if rng.random() < 0.05 and scheduler.groups:
+                scheduler.abort(rng.choice(list(scheduler.groups)))
+            if scheduler.has_work:
+                plan = scheduler.schedule(number)
+                admitted = [one.seq.request.request_id for one in plan.admitted]
+                seen.append((admitted, plan.num_waiting, plan.waits_for_memory, plan.head_slots, plan.head_wait))
+                scheduler.complete(plan)
+        return seen
+
+    waits = Counter()
+    for seed in range(30):
+        calendar = heads(seed, "calendar")
+        assert calendar == heads(seed, "plain")
+        waits.update(head_wait for *_, head_wait in calendar)
+    assert waits["blocks"] > 50 or "gate" in keywords
