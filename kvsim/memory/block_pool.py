@@ -297,19 +297,19 @@ class BlockPool:
             self.num_shared += 1
         self.was_shared[block_id] = True
 
-    def hit_all(self, block_ids: Iterable[BlockId]) -> int:
+    def hit_all(self, block_ids: Sequence[BlockId]) -> int:
         """Add a reference to each through the prefix cache; free ones leave the free list. Returns how many did."""
-        ref, was_shared = self.ref, self.was_shared
-        num_revived = 0
-        for block_id in block_ids:
-            before = ref[block_id]
-            if not before:
-                self.free.remove(block_id)
-                num_revived += 1
-            elif before == 1:
-                self.num_shared += 1
-            ref[block_id] = before + 1
-            was_shared[block_id] = True
+        ref = self.ref
+        counts = picked(ref, block_ids)
+        num_revived, num_unshared = counts.count(0), counts.count(1)
+        if num_revived or num_unshared:
+            for block_id in compress(block_ids, map((2).__gt__, counts)):
+                if not ref[block_id]:
+                    self.free.remove(block_id)
+                self.was_shared[block_id] = True
+        for block_id, count in zip(block_ids, counts, strict=True):
+            ref[block_id] = count + 1
+        self.num_shared += num_unshared
         self.num_free -= num_revived
         return num_revived
 
@@ -327,7 +327,7 @@ class BlockPool:
             freed = list(compress(walk, map((1).__eq__, counts)))
             for block_id, count in compress(zip(walk, counts, strict=True), map((1).__ne__, counts)):
                 ref[block_id] = count - 1
-                self.num_shared -= count == 2
+            self.num_shared -= counts.count(2)
         for block_id in freed:
             ref[block_id] = 0
         self.free.extend(freed)

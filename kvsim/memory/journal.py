@@ -97,7 +97,7 @@ class JournaledPool(BlockPool):
         for added in range(1, count + 1):
             self._journal.record("ref_inc", block_id, before + added)
 
-    def hit_all(self, block_ids: Iterable[BlockId]) -> int:
+    def hit_all(self, block_ids: Sequence[BlockId]) -> int:
         num_revived = 0
         for block_id in block_ids:
             num_revived += super().hit_all((block_id,))

@@ -92,7 +92,7 @@ class PrefixRun:
     without one stays as long as a longer prefix needs it.
     """
 
-    __slots__ = ("branches", "carriers", "first", "keys", "more", "owner", "parent", "parent_place")
+    __slots__ = ("branches", "carriers", "compared", "first", "keys", "more", "owner", "parent", "parent_place")
 
     def __init__(
         self, parent: PrefixRun | None, parent_place: int, keys: KeyChain, first: int, carriers: list[BlockId | None]
@@ -109,6 +109,8 @@ class PrefixRun:
         """Runs that leave this one, by the place after which they do and by their first link."""
         self.owner: BlockTable | None = None
         """Who makes this run longer, and may have filled blocks that `carriers` lacks yet."""
+        self.compared: tuple[KeyChain | None, int] = (None, 0)
+        """The last text that came by, and its blocks in common: who waits for memory asks again at every step."""
 
     def goes_on(self, place: int, keys: KeyChain) -> bool:
         """The run has a place `place`, and the text agrees with it there (as it does before)."""
@@ -126,7 +128,11 @@ class PrefixRun:
         if self.keys is keys or place >= last:
             return max(place, last)
         if isinstance(keys, PrefixKeys) and isinstance(self.keys, PrefixKeys):
-            return min(last, keys.num_common_blocks(self.keys, self.first + place) - self.first - 1)
+            compared, num_common = self.compared
+            if compared is not keys:
+                num_common = keys.num_common_blocks(self.keys, self.first + place)
+                self.compared = (keys, num_common)
+            return min(last, num_common - self.first - 1)
         while place < last and self.goes_on(place + 1, keys):
             place += 1
         return place
