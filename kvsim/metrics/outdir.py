@@ -63,18 +63,23 @@ def output_dir(path: Path | str, command: str = "run", *, force: bool = False) -
     final = usable_place(Path(path))
     if not force:
         check_kind(Path(path), command)
-    with _failures_explained(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(final)
-        folder, lock = _new_folder(final)
+    made: list[Path] = []
+    lock = -1
     try:
+        with _failures_explained(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(final)
+            lock = _lock_new_folder(final, made)
+        folder = made[-1]
         with _failures_explained(final, folder):
             yield folder
             _sync_tree(folder)
             _put_in_place(folder, final)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def remove_leftovers(final: Path) -> None:
@@ -117,14 +122,18 @@ def _prefix(final: Path) -> str:
     return f".{final.name}.kvsim-"
 
 
-def _new_folder(final: Path) -> tuple[Path, int]:
-    """A new folder beside `final`, locked: that tells the next run that its owner lives."""
+def _lock_new_folder(final: Path, made: list[Path]) -> int:
+    """Make a folder beside `final` and lock it: that tells the next run that its owner lives.
+
+    Its name goes to `made` before it is there, so that a signal at any moment leaves nothing behind.
+    """
     while True:
         folder = final.parent / f"{_prefix(final)}{secrets.token_hex(4)}"
+        made.append(folder)
         folder.mkdir()
         lock = _try_lock(folder)
         if lock is not None and folder.exists():
-            return folder, lock
+            return lock
 
 
 def _try_lock(folder: Path) -> int | None:

@@ -184,3 +184,14 @@ def test_a_folder_with_a_scenario_of_the_users_is_no_result(tmp_path: Path) -> N
     with pytest.raises(ScenarioError, match="holds no results of kvsim"):
         fill(tmp_path / "mine", "new")
     assert (tmp_path / "mine" / "scenario.yaml").read_text() == "name: mine"
+
+
+def test_a_signal_before_the_folder_is_locked_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> int:
+        assert folder.is_dir()
+        raise SystemExit(143)
+
+    monkeypatch.setattr(outdir, "_try_lock", interrupted)
+    with pytest.raises(SystemExit), output_dir(tmp_path / "o"):
+        raise AssertionError("never got there")
+    assert os.listdir(tmp_path) == []
