@@ -188,14 +188,12 @@ class Totals:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     block_table_updates: int = 0
-    block_table_rows: int = 0
     peak_table_entries: int = 0
     num_emitted_tokens: int = 0
     last_token_ns: Ns = NEVER
     """End of the last step that emitted a token: whoever gives up later prolongs nothing."""
     num_steps: int = 0
     running_peak: int = 0
-    num_moved_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -214,9 +212,6 @@ class Integrals:
     allocated_slots: int = 0
     logical_blocks: int = 0
     used_blocks: int = 0
-    hole_share: float = 0.0
-    """Sum of (1 - largest hole / free) x duration where something is free (contiguous memory)."""
-    hole_ns: int = 0
 
 
 class Recorder:
@@ -614,7 +609,6 @@ class Recorder:
         totals.num_swapped_in_blocks += int(column("swapped_in_blocks").sum())
         totals.num_evicted_blocks += int(column("evicted_blocks").sum())
         totals.block_table_updates += int(column("num_table_updates").sum())
-        totals.block_table_rows += int(column("num_table_rows").sum())
         totals.peak_table_entries = max(totals.peak_table_entries, int(column("num_table_entries").max()))
 
     def _check_chunk(self, chunk: IntArray) -> None:
