@@ -17,7 +17,7 @@ INSTALL := $(PIP) install -q $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 PYTEST := $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
 
-.PHONY: help demo test deep check bench fuzz mutation docs format clean
+.PHONY: help demo test deep deep-again check bench fuzz mutation docs format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
@@ -51,6 +51,10 @@ test: $(VENV)/installed-dev
 # pytest says 5 when no test is selected. Files stay together: what their tests share is simulated once.
 deep: $(VENV)/installed-dev
 	$(PYTEST) $(if $(filter-out 1,$(JOBS)),--dist loadfile) -m deep || [ $$? -eq 5 ]
+
+# Those slow tests that failed last, one after another.
+deep-again: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m deep --last-failed --last-failed-no-failures none
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
