@@ -159,7 +159,7 @@ def test_what_keeps_turns_from_their_history_is_told(settings: dict[str, Any], w
     def told_by(caching: bool, engine: str = "paged") -> list[str]:
         allocator = {"block_size": 16, "enable_prefix_caching": caching}
         result = run(None, workload=SESSIONS | settings, allocator=allocator, engine=engine)
-        return [text for text in result.summary["warnings"] if "truncate_to: is" in text or "num_loras: is" in text]
+        return [text for text in result.summary["warnings"] if "truncate_to: is" in text or "every turn draws" in text]
 
     told = told_by(True)
     assert len(told) == (words is not None)
