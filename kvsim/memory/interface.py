@@ -7,6 +7,7 @@ changes nothing. Memory never executes a copy or a transfer: it returns them as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from inspect import unwrap
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kvsim.tokens import Content
@@ -202,7 +203,7 @@ def stands_for(allocator: object, shortcut: str, calls: Iterable[str]) -> bool:
 
     Whoever derives an allocator and writes one of the calls anew inherits shortcuts that know nothing of it.
     """
-    if any(name in getattr(allocator, "__dict__", ()) for name in calls):
+    if any(_is_patched(allocator, name) for name in calls):
         return False
     for cls in type(allocator).__mro__:
         if shortcut in vars(cls):
@@ -210,3 +211,9 @@ def stands_for(allocator: object, shortcut: str, calls: Iterable[str]) -> bool:
         if any(name in vars(cls) for name in calls):
             return False
     return False
+
+
+def _is_patched(allocator: object, name: str) -> bool:
+    """This one object answers for itself; a wrapper around its class's method (`functools.wraps`) changes nothing."""
+    own = getattr(allocator, "__dict__", {}).get(name)
+    return own is not None and getattr(unwrap(own), "__func__", None) is not getattr(type(allocator), name, None)

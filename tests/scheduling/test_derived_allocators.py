@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from support import StepCost, request
 
 from kvsim.memory import PagedAllocator
 from kvsim.memory.interface import stands_for
+from kvsim.runs import run
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.sim.run import simulate
 from kvsim.types import AllocStatus, OutOfBlocks
@@ -63,3 +66,42 @@ def test_a_shortcut_stands_for_the_calls_it_was_written_with() -> None:
     assert stands_for(Both(4, 16), "grow_each", calls)
     assert not stands_for(Capped(4, 16), "grow_each", calls)
     assert not stands_for(object(), "grow_each", calls)
+
+
+@pytest.mark.parametrize("engine_loop", ["calendar", "plain"])
+def test_a_scenario_s_own_allocator_that_changes_nothing_gives_the_built_in_results(
+    engine_loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "derived_for_test.py").write_text(
+        "from kvsim.memory import PagedAllocator\n\nclass Mine(PagedAllocator):\n    pass\n\n"
+        "def oldest(running):\n    return next(iter(running))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    base = {
+        "engine_loop": engine_loop,
+        "memory": {"num_gpu_blocks_override": 24, "num_cpu_blocks_override": 64},
+        # The oldest had its turn when it is pushed out: what it took goes back before it is swapped.
+        "scheduler": {"preemption": "swap", "victim": "derived_for_test:oldest"},
+        "workload": {
+            "num_requests": 24,
+            "arrivals": {"type": "batch"},
+            "lengths": {"type": "uniform", "prompt": [20, 60], "output": [20, 90]},
+        },
+    }
+    built_in = run(base | {"allocator": {"block_size": 16}}).summary
+    own = run(base | {"allocator": {"type": "derived_for_test:Mine", "block_size": 16}}).summary
+    told = ("warnings", "name")
+    assert built_in["num_swapped_out_blocks"] > 0
+    assert {key: own[key] for key in built_in if key not in told} == {
+        key: value for key, value in built_in.items() if key not in told
+    }
+
+
+def test_one_object_that_answers_for_itself_has_no_shortcut() -> None:
+    patched, wrapped = PagedAllocator(4, 16), PagedAllocator(4, 16)
+    patched.append_slots = lambda seq_id, num_tokens=1: ()  # type: ignore[method-assign]
+    wrapped.append_slots = functools.wraps(wrapped.append_slots)(  # type: ignore[method-assign]
+        lambda *args: type(wrapped).append_slots(wrapped, *args)
+    )
+    assert not stands_for(patched, "grow_each", ("append_slots",))
+    assert stands_for(wrapped, "grow_each", ("append_slots",))
