@@ -217,7 +217,6 @@ def make_cost(scenario: Scenario, pool: Pool) -> CostModel:
 
 def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenario, pool: Pool) -> CostModel:
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
-    from kvsim.cost.profile import measured_elsewhere
 
     max_num_seqs = getattr(scenario.scheduler, "max_num_seqs", None) or 256
     common: dict[str, Any] = {
@@ -233,11 +232,9 @@ def _kernel_cost(config: KernelCostConfig | RooflineCostConfig, scenario: Scenar
     }
     if isinstance(config, KernelCostConfig):
         profile = pool.gpu.name if config.profile is None else config.profile
-        cost = KernelCost.from_profile(profile, pool.geometry, overhead_us=config.step_overhead_us, **common)
-        elsewhere = measured_elsewhere(cost.times.profile, pool.gpu)
-        if elsewhere is not None:
-            cost.notes.append(elsewhere)
-        return cost
+        return KernelCost.from_profile(
+            profile, pool.geometry, overhead_us=config.step_overhead_us, gpu=pool.gpu, **common
+        )
     from kvsim.cost.roofline import roofline_cost
 
     return roofline_cost(

@@ -9,18 +9,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from kvsim.cost.kernel_times import MIXED_NOT_MEASURED, KernelTimes
 from kvsim.cost.page_size import block_size_factor, l2_share
-from kvsim.cost.profile import Profile, gpu_of, load_profile
+from kvsim.cost.profile import Profile, gpu_of, load_profile, measured_elsewhere
 from kvsim.cost.shapes import ModelShapes, model_shapes
 from kvsim.cost.swap import LARGE_COPY_SHARE, PER_CALL_COPY_US, HostLink
 from kvsim.memory.geometry import ModelGeometry
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import NS_PER_US, Ns, ScenarioError
+
+if TYPE_CHECKING:
+    from kvsim.catalog import GpuSpec
 
 TableSync = Literal["on_change", "every_step", "device"]
 
@@ -170,12 +173,14 @@ class KernelCost:
         adds_cpu_time: bool = True,
         table_entry_bytes: int = 4,
         gemm_tiles: GemmTiles | None = None,
+        gpu: GpuSpec | None = None,
     ) -> KernelCost:
         """Price steps of a model with a profile (or the name or file of one).
 
         `overhead_us` is the engine's time per step beside its kernels (None: what the profile holds, else 0);
         `mixed_overhead_us` that of steps with prompts (None: `overhead_us`, or the profile's own). `gemm_tiles` are
         pairs (most tokens, tile): steps with prompts compute whole tiles (None: what the profile holds).
+        The model's warnings say if `gpu` is not the one that was measured (None: any).
         Raises ScenarioError for an unknown profile or a model without the needed dimensions.
         """
         profile = load_profile(profile) if isinstance(profile, str) else profile
@@ -189,7 +194,7 @@ class KernelCost:
         if mixed_overhead_us is None:
             mixed_overhead_us = float(measured.get("mixed_step_us", 0.0)) if overhead_us is None else overhead_us
         cpu = float(measured.get("cpu_schedule_us", 0.0)) if cpu_schedule_us is None else cpu_schedule_us
-        return cls(
+        cost = cls(
             KernelTimes(profile, shapes),
             block_size=block_size,
             table_sync=table_sync,
@@ -202,6 +207,10 @@ class KernelCost:
             device=_device_facts(profile),
             gemm_tiles=measured.get("gemm_tiles", ()) if gemm_tiles is None else gemm_tiles,
         )
+        elsewhere = None if gpu is None else measured_elsewhere(profile, gpu)
+        if elsewhere is not None:
+            cost.notes.append(elsewhere)
+        return cost
 
     def step_ns(self, shape: StepShape) -> Ns:
         """Duration of the step in integer nanoseconds, at least 1."""

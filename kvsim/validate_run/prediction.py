@@ -146,9 +146,8 @@ def kernel_cost(
 ) -> KernelCost:
     """The price of the engine's steps; None overheads and tiles are those of the profile."""
     from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
-    from kvsim.cost.profile import measured_elsewhere
 
-    cost = KernelCost.from_profile(
+    return KernelCost.from_profile(
         setting.profile,
         setting.geometry,
         block_size=setting.block_size,
@@ -159,11 +158,8 @@ def kernel_cost(
         gemm_tiles=tiles,
         cuda_graph_sizes=vllm_graph_sizes(setting.max_num_seqs),
         adds_cpu_time=setting.engine == "vllm-v1",
+        gpu=setting.gpu_spec,
     )
-    elsewhere = measured_elsewhere(cost.times.profile, setting.gpu_spec)
-    if elsewhere is not None:
-        cost.notes.append(elsewhere)
-    return cost
 
 
 def _scenario(setting: Setting) -> Scenario:
