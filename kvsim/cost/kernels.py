@@ -389,10 +389,10 @@ class KernelCost:
 
     def _note_assumed(self) -> None:
         device = self._device
-        self.times.extrapolated[
+        self.times.note_extrapolated(
             f"copies and swaps: the catalog lacks {device.assumed_for}, {device.memory_gb_s:g} GB/s of memory and "
             f"{device.pcie_gb_s:g} GB/s to the host are assumed"
-        ] = None
+        )
 
     def _note(self, op: str, name: str, value: float) -> None:
         bounds = self._bounds[op].get(name)
