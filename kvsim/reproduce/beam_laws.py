@@ -1,7 +1,7 @@
 """Other laws by which beams could branch, each with one parameter, to be held against Figure 15.
 
-Every law's parameter is set by the same single point as the model that is used: Alpaca at width 2. What the law says
-of the other points is then a prediction.
+Every law's parameter is set by a single point, Alpaca at width 2. What the law says of the other points, ShareGPT's
+among them, is then a prediction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from kvsim.reproduce.genealogy import Choose, Ints, lengths, saved
-from kvsim.reproduce.recipe import SAVED_AT_ALPACA_2, SEED
+from kvsim.reproduce.recipe import SAVED_AT_WIDTH_2, SEED
 
 Floats: TypeAlias = NDArray[np.float64]
 MakeChoose: TypeAlias = Callable[[float, int, int, Generator], Choose]
@@ -202,7 +202,7 @@ def try_law(trial: Trial) -> dict[str, float]:
     low, high = law.bounds
     for _ in range(trial.num_halvings):
         middle = (low * high) ** 0.5
-        if (saved_at(middle, "alpaca", 2) < SAVED_AT_ALPACA_2) == law.shares_more:
+        if (saved_at(middle, "alpaca", 2) < SAVED_AT_WIDTH_2["alpaca"]) == law.shares_more:
             low = middle
         else:
             high = middle

@@ -10,13 +10,12 @@ from kvsim.reproduce.beam_laws import LAWS, Trial
 from kvsim.reproduce.draw import stacks
 from kvsim.reproduce.fig15 import sampled
 from kvsim.reproduce.figure import Case, Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import MAX_MODEL_LEN, MEAN_LENGTHS, ORCA, VLLM, Scenario, saturated
+from kvsim.reproduce.recipe import BEAM_THETA, MAX_MODEL_LEN, MEAN_LENGTHS, ORCA, VLLM, Scenario, saturated
 
 OUTPUT_CV, PROMPT_CV = 1.1, 1.6
 SWAP_SPACE = "64GiB"
-LOW_THETA = 0.03
-"""A beam model under which ShareGPT's beams share as little as published."""
-LOW_THETA_REQUESTS = {"alpaca": 60, "sharegpt": 30}
+CARRIED_REQUESTS = {"alpaca": 60, "sharegpt": 40}
+"""Requests whose beams are run with the other data set's theta."""
 SHARES = {"alpaca": 700, "sharegpt": 300}
 LAW = "beam law: "
 PARAMETER = "parameter"
@@ -37,6 +36,11 @@ def lognormal(dataset: str) -> Scenario:
     }
 
 
+def carried_over(dataset: str) -> str:
+    """The series of a data set's beams under the other's theta."""
+    return f"the other's theta, {dataset} beam"
+
+
 def cases(scale: Scale) -> dict[str, Case]:
     num = scale.pick(7200, 800)
     found: dict[str, Case] = {}
@@ -53,9 +57,11 @@ def cases(scale: Scale) -> dict[str, Case]:
             for width in (2, 4, 6):
                 sampling = {"n": width} | ({} if lengths == "same" else {"lengths": lengths})
                 found[f"{lengths} lengths, {dataset} {width}"] = sampled(dataset, sampling, scale.pick(4 * most, most))
-    for dataset, num_requests in LOW_THETA_REQUESTS.items():
-        beams = {"beam_width": 6, "theta": LOW_THETA}
-        found[f"low theta, {dataset} beam 6"] = sampled(dataset, beams, scale.pick(10 * num_requests, num_requests))
+    for dataset, most in CARRIED_REQUESTS.items():
+        (other,) = CARRIED_REQUESTS.keys() - {dataset}
+        for width in fig15.WIDTHS:
+            beams = {"beam_width": width, "theta": BEAM_THETA[other]}
+            found[f"{carried_over(dataset)} {width}"] = sampled(dataset, beams, scale.pick(10 * most, most))
     sizes = tuple((dataset, scale.pick(10 * num, num)) for dataset, num in LAW_REQUESTS.items())
     return found | {LAW + law: Trial(law, sizes) for law in LAWS}
 
@@ -67,7 +73,7 @@ def ours(results: Results) -> list[Ours]:
             rows.append(Ours(name, "", PARAMETER, summary[PARAMETER]))
             rows += [Ours(name, x, fig15.QUANTITY, summary[x]) for x in POINTS]
             continue
-        if " lengths, " in name or name.startswith("low theta"):
+        if " lengths, " in name or name.startswith("the other's theta, "):
             series, _, width = name.rpartition(" ")
             rows.append(Ours(series, width, fig15.QUANTITY, 100 * summary["sharing_saving"]))
             continue
@@ -92,6 +98,6 @@ FIGURE = Figure(
     draw=draw,
     text="Figure 2 with first-fit instead of the buddy allocator, and with log-normal lengths of the same means "
     f"(coefficient of variation {PROMPT_CV:g} and {OUTPUT_CV:g}); vLLM with swap instead of recompute; Figure 15 with "
-    "independent lengths of a request's samples, with a beam model that shares less, and under other laws by which "
-    "beams could branch (family trees alone, without an engine).",
+    "independent lengths of a request's samples, with each data set's beams under the other's theta, and under other "
+    "laws by which beams could branch (family trees alone, without an engine).",
 )

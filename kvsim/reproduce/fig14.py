@@ -30,7 +30,7 @@ BARE_QUANTITY = f"{MIXED_QUANTITY}, {BARE}"
 MODES: dict[tuple[str, int], Scenario] = {
     ("basic", 1): {"n": 1},
     **{("parallel", width): {"n": width} for width in (2, 4, 6)},
-    **{("beam", width): {"beam_width": width, "theta": BEAM_THETA} for width in (2, 4, 6)},
+    **{("beam", width): {"beam_width": width, "theta": BEAM_THETA["alpaca"]} for width in (2, 4, 6)},
 }
 ALSO_CHANGED = (("basic", 1), ("beam", 6))
 """Where each engine is also run with the other's order of work, so that only the memory differs, and without overhead

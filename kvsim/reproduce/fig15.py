@@ -20,9 +20,9 @@ def sampled(dataset: str, sampling: Scenario, num_requests: int) -> Scenario:
     return scenario(VLLM, lengths_of(dataset), poisson(RATES[dataset]), num_requests, sampling=sampling)
 
 
-def saving_at(theta: float, width: int = 2, num_requests: int = 400) -> Scenario:
-    """The scenario by which the beam model's parameter was set: Alpaca, one width."""
-    return sampled("alpaca", {"beam_width": width, "theta": theta}, num_requests)
+def saving_at(theta: float, dataset: str) -> Scenario:
+    """The scenario by which the beam model's parameter was set for a data set: two beams."""
+    return sampled(dataset, {"beam_width": 2, "theta": theta}, 400)
 
 
 def cases(scale: Scale) -> dict[str, Scenario]:
@@ -30,17 +30,17 @@ def cases(scale: Scale) -> dict[str, Scenario]:
         ("alpaca", "parallel"): scale.pick(4000, 700),
         ("alpaca", "beam"): scale.pick(3000, 300),
         ("sharegpt", "parallel"): scale.pick(2000, 300),
-        ("sharegpt", "beam"): scale.pick(400, 80),
+        ("sharegpt", "beam"): scale.pick(400, 240),
     }
     return {
-        f"{dataset} {mode} {width}": sampled(dataset, _sampling(mode, width), num_requests)
+        f"{dataset} {mode} {width}": sampled(dataset, _sampling(dataset, mode, width), num_requests)
         for (dataset, mode), num_requests in sizes.items()
         for width in WIDTHS
     }
 
 
-def _sampling(mode: str, width: int) -> Scenario:
-    return {"n": width} if mode == "parallel" else {"beam_width": width, "theta": BEAM_THETA}
+def _sampling(dataset: str, mode: str, width: int) -> Scenario:
+    return {"n": width} if mode == "parallel" else {"beam_width": width, "theta": BEAM_THETA[dataset]}
 
 
 def ours(results: Results) -> list[Ours]:
@@ -61,8 +61,9 @@ FIGURE = Figure(
     cases=cases,
     ours=ours,
     draw=draw,
-    inputs=frozenset({("alpaca beam", "2")}),
+    inputs=frozenset({("alpaca beam", "2"), ("sharegpt beam", "2")}),
     text="1 - blocks allocated / blocks without sharing, over time. All samples of a request are as long as its "
-    f"traced output. The beam model has one parameter, theta = {BEAM_THETA:g}, set so that Alpaca's saving at width 2 "
-    "is the published one; that point is an input, widths 4 and 6 and ShareGPT are predictions.",
+    "traced output. The beam model has one parameter, set for each data set so that its saving at width 2 is the "
+    f"published one (theta = {BEAM_THETA['alpaca']:g} for Alpaca, {BEAM_THETA['sharegpt']:g} for ShareGPT, whose width "
+    "2 is taken for the low end of the published range); those points are inputs, widths 4 and 6 are predictions.",
 )

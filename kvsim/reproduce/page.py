@@ -104,8 +104,8 @@ def _recipe() -> str:
         "published figures of vLLM 0.1 and 0.2 with LLaMA-7B (11.19 and 11.48 ms a token at batch 1; 5.99 requests/s "
         "for 1000 ShareGPT requests at once), none of them from the paper. The card's size is not stated there; with "
         "80 GB the second overhead would be about 400 us. Every engine pays the same.\n"
-        f"* **Beam search**: the one parameter of the beam model, theta = {recipe.BEAM_THETA:g}, is set by Figure 15's "
-        "Alpaca point at width 2.\n"
+        f"* **Beam search**: the one parameter of the beam model is set by Figure 15's points at width 2: theta = "
+        f"{recipe.BEAM_THETA['alpaca']:g} for Alpaca, {recipe.BEAM_THETA['sharegpt']:g} for ShareGPT.\n"
         f"* **Sustained rate**: where mean latency / output tokens passes {BOUND_S:g} s.\n"
         f"* Seed {recipe.SEED} everywhere: the same command gives the same bytes.\n"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvsim.reproduce.beam_laws import LAWS, Trial, try_law
 from kvsim.reproduce.differences import LAW
 from kvsim.reproduce.genealogy import BLOCK_SIZE, in_common, lengths, saved
-from kvsim.reproduce.recipe import SAVED_AT_ALPACA_2
+from kvsim.reproduce.recipe import SAVED_AT_WIDTH_2
 from kvsim.reproduce.table import from_csv
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "reproduce"
@@ -69,7 +69,7 @@ def test_survivors_are_as_many_as_the_width(name: str) -> None:
 @pytest.mark.parametrize("name", ["theta", "one beam / output", "search"])
 def test_a_law_is_set_by_alpaca_at_width_2_alone(name: str) -> None:
     found = try_law(Trial(name, (("alpaca", 1000), ("sharegpt", 12))))
-    assert found["alpaca 2"] == pytest.approx(SAVED_AT_ALPACA_2, abs=0.3)
+    assert found["alpaca 2"] == pytest.approx(SAVED_AT_WIDTH_2["alpaca"], abs=0.3)
     assert try_law(Trial(name, (("alpaca", 1000),)))["parameter"] == found["parameter"]
 
 
@@ -80,4 +80,4 @@ def test_the_committed_laws_were_set() -> None:
         parameter = rows[LAW + name, ""]
         assert parameter is not None
         assert low * 1.05 < parameter < high / 1.05, "the bounds hold the parameter"
-        assert rows[LAW + name, "alpaca 2"] == pytest.approx(SAVED_AT_ALPACA_2, abs=0.1)
+        assert rows[LAW + name, "alpaca 2"] == pytest.approx(SAVED_AT_WIDTH_2["alpaca"], abs=0.1)

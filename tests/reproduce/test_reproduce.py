@@ -26,7 +26,7 @@ from kvsim.reproduce.recipe import (
     ALL_AT_ONCE,
     BEAM_THETA,
     MEAN_LENGTHS,
-    SAVED_AT_ALPACA_2,
+    SAVED_AT_WIDTH_2,
     VLLM,
     lengths_of,
     scenario,
@@ -46,9 +46,6 @@ JOINS = {"published", "table", "run", "page", "__init__"}
 
 FAST = ("table1", "fig18a", "fig19")
 """Run again in the ordinary suite; the others in the slow one."""
-
-KNOWN_MISSES = [("fig15", "sharegpt beam", "4"), ("fig15", "sharegpt beam", "6")]
-"""The page says why: no value of the beam model's one parameter gives Alpaca's and ShareGPT's sharing."""
 
 TINY = {"workload.num_requests": 24}
 
@@ -188,11 +185,13 @@ def test_the_overhead_per_sequence_is_the_fitted_one() -> None:
 
 
 @pytest.mark.deep
-def test_theta_is_set_by_alpaca_at_width_2() -> None:
+@pytest.mark.parametrize("dataset", BEAM_THETA)
+def test_theta_is_set_by_the_saving_at_width_2(dataset: str) -> None:
     from kvsim.runs import run
 
-    savings = [100 * run(saving_at(BEAM_THETA * share)).summary["sharing_saving"] for share in (0.8, 1.25)]
-    assert savings[0] < SAVED_AT_ALPACA_2 < savings[1]
+    theta, published_saving = BEAM_THETA[dataset], SAVED_AT_WIDTH_2[dataset]
+    savings = [100 * run(saving_at(theta * share, dataset)).summary["sharing_saving"] for share in (0.8, 1.25)]
+    assert savings[0] < published_saving < savings[1]
 
 
 def test_unknown_figures_are_named() -> None:
@@ -257,14 +256,14 @@ def test_all_committed_tables_are_what_comes_out(name: str) -> None:
     assert drift(name) == []
 
 
-def test_the_committed_tables_keep_their_bars_but_for_known_misses() -> None:
+def test_the_committed_tables_keep_their_bars() -> None:
     missed = []
     for name in FIGURES:
         for row in committed(name):
             entry = published().get((row.figure, row.series, row.x, row.quantity))
             if entry is not None and entry.bar and not entry.is_met(row.ours or 0.0):
                 missed.append((name, row.series, row.x))
-    assert missed == KNOWN_MISSES
+    assert missed == []
 
 
 @pytest.mark.parametrize("name", FIGURES)
