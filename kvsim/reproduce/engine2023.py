@@ -23,6 +23,10 @@ SEQUENCE_OVERHEAD_US = 330.0
 """Of every running sequence and step. vLLM of July 2023, LLaMA-7B: 1000 ShareGPT requests at once, 5.99 requests/s
 (github.com/vllm-project/vllm/issues/359)."""
 
+ALL_PER_STEP_US = 13_000.0
+"""Of every step, if nothing were each sequence's own: the constant with which vLLM has the 30.42 requests in a batch of
+the paper's Figure 13a. An experiment takes it as its input; no figure's own rows do."""
+
 
 class Engine2023Cost:
     """A `CostModel`: the profile's kernels, and the engine's time per step and per sequence.

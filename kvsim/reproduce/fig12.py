@@ -15,23 +15,23 @@ from kvsim.reproduce.recipe import (
     PROMPTS_APART,
     VLLM,
     Scenario,
-    cost_of,
+    constant_cost_of,
     engine_of,
     lengths_of,
     scenario,
 )
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
 
-BARE = "opt-13b, no overhead per sequence"
-BARE_175B = "opt-175b, no overhead per sequence"
+PER_STEP = "opt-13b, overhead per step"
+PER_STEP_175B = "opt-175b, overhead per step"
 APART = "opt-13b, prompt steps apart for all"
 COMPARED = {
     "opt-13b": (*ENGINES, MIXED),
     "opt-66b": ("orca-max", "orca-oracle", VLLM, MIXED),
     "opt-175b": ("orca-max", "orca-oracle", VLLM, MIXED),
-    BARE: ("orca-max", "orca-oracle", VLLM, MIXED),
+    PER_STEP: ("orca-max", "orca-oracle", VLLM, MIXED),
     APART: ("orca-max", "orca-oracle", VLLM),
-    BARE_175B: ("orca-max", "orca-oracle", VLLM, MIXED),
+    PER_STEP_175B: ("orca-max", "orca-oracle", VLLM, MIXED),
 }
 """Models, and the engines that are run with each; some also with one assumption changed."""
 
@@ -48,8 +48,8 @@ def cases(scale: Scale) -> dict[str, Search]:
 def _scenario(name: str, setting: str) -> Scenario:
     engine, blocks = engine_of(name)
     model = setting.partition(",")[0]
-    if setting in (BARE, BARE_175B):
-        blocks = blocks | {"cost": cost_of(model, sequence_us=0.0)}
+    if setting in (PER_STEP, PER_STEP_175B):
+        blocks = blocks | {"cost": constant_cost_of(model)}
     if setting == APART and engine != VLLM:
         blocks = blocks | {"scheduler": PROMPTS_APART}
     return scenario(engine, lengths_of("sharegpt"), ALL_AT_ONCE, 1, model=model, **blocks)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.reproduce.draw import bars
-from kvsim.reproduce.engine2023 import SEQUENCE_OVERHEAD_US
+from kvsim.reproduce.engine2023 import ALL_PER_STEP_US, SEQUENCE_OVERHEAD_US
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
-from kvsim.reproduce.recipe import ENGINES, VLLM, Scenario, cost_of, served_for
+from kvsim.reproduce.recipe import ENGINES, VLLM, Scenario, constant_cost_of, cost_of, served_for
 
 QUANTITY = "requests in a batch"
 OTHER_OVERHEADS_US = (0.0, 165.0, 500.0, 660.0)
 """Microseconds per sequence and step that vLLM is also run with: how much hangs on the step's price."""
-
+PER_STEP = f"{ALL_PER_STEP_US:,g} us a step"
 
 STEPS: Any = {"record": ["summary", "steps"]}
 
@@ -24,18 +24,18 @@ def _figure(name: str, dataset: str, rate: float, full_s: int, quick_s: int) -> 
     def cases(scale: Scale) -> dict[str, Scenario]:
         seconds = scale.pick(full_s, quick_s)
         found = {engine: served_for(engine, dataset, rate, seconds, **STEPS) for engine in ENGINES}
-        for sequence_us in OTHER_OVERHEADS_US:
-            cost = cost_of(sequence_us=sequence_us)
-            found[_varied(sequence_us)] = served_for(VLLM, dataset, rate, seconds, cost=cost, **STEPS)
+        costs = {_varied(sequence_us): cost_of(sequence_us=sequence_us) for sequence_us in OTHER_OVERHEADS_US}
+        for varied, cost in (costs | {PER_STEP: constant_cost_of()}).items():
+            found[varied] = served_for(VLLM, dataset, rate, seconds, cost=cost, **STEPS)
         return found
 
     def ours(results: Results) -> list[Ours]:
-        rows = [Ours(engine, x, QUANTITY, results[engine]["steady_running_mean"]) for engine in ENGINES]
-        for sequence_us in OTHER_OVERHEADS_US:
-            rows.append(
-                Ours(VLLM, _varied(sequence_us), QUANTITY, results[_varied(sequence_us)]["steady_running_mean"])
-            )
-        return rows
+        return [
+            Ours(name, x, QUANTITY, summary["steady_running_mean"])
+            if name in ENGINES
+            else Ours(VLLM, name, QUANTITY, summary["steady_running_mean"])
+            for name, summary in results.items()
+        ]
 
     def draw(picture: Any, rows: Sequence[Row]) -> None:
         bars(picture, [row for row in rows if row.x == x], QUANTITY)

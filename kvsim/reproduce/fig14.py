@@ -14,7 +14,7 @@ from kvsim.reproduce.recipe import (
     PROMPTS_APART,
     VLLM,
     Scenario,
-    cost_of,
+    constant_cost_of,
     engine_of,
     lengths_of,
     scenario,
@@ -24,17 +24,17 @@ from kvsim.reproduce.sustained import BOUND_S, RATE, Search, ratio
 ORACLE = "orca-oracle"
 APART = "orca-oracle, prompt steps apart"
 QUANTITY = "sustained rate ratio to orca-oracle"
-BARE = "no overhead per sequence"
+PER_STEP = "overhead per step"
 MIXED_QUANTITY = f"{QUANTITY}, of {MIXED}"
-BARE_QUANTITY = f"{MIXED_QUANTITY}, {BARE}"
+PER_STEP_QUANTITY = f"{MIXED_QUANTITY}, {PER_STEP}"
 MODES: dict[tuple[str, int], Scenario] = {
     ("basic", 1): {"n": 1},
     **{("parallel", width): {"n": width} for width in (2, 4, 6)},
     **{("beam", width): {"beam_width": width, "theta": BEAM_THETA["alpaca"]} for width in (2, 4, 6)},
 }
 ALSO_CHANGED = (("basic", 1), ("beam", 6))
-"""Where each engine is also run with the other's order of work, so that only the memory differs, and without overhead
-per sequence."""
+"""Where each engine is also run with the other's order of work, so that only the memory differs, and with an
+overhead per step instead of per sequence."""
 
 
 def _orca_sampling(sampling: Scenario) -> Scenario:
@@ -58,8 +58,8 @@ def cases(scale: Scale) -> dict[str, Search]:
         if (mode, width) in ALSO_CHANGED:
             found[f"{APART}, {x}"] = searched(ORACLE, regions, scheduler=PROMPTS_APART)
             found[f"{MIXED}, {x}"] = searched(MIXED, sampling)
-            found[f"{MIXED}, {BARE}, {x}"] = searched(MIXED, sampling, cost=cost_of(sequence_us=0.0))
-            found[f"{ORACLE}, {BARE}, {x}"] = searched(ORACLE, regions, cost=cost_of(sequence_us=0.0))
+            found[f"{MIXED}, {PER_STEP}, {x}"] = searched(MIXED, sampling, cost=constant_cost_of())
+            found[f"{ORACLE}, {PER_STEP}, {x}"] = searched(ORACLE, regions, cost=constant_cost_of())
     return found
 
 
@@ -69,13 +69,14 @@ def ours(results: Results) -> list[Ours]:
         vllm, oracle = (results[f"{engine}, {mode} {width}"] for engine in (VLLM, ORACLE))
         rows.append(Ours(mode, str(width), QUANTITY, ratio(vllm, oracle)))
         if (mode, width) in ALSO_CHANGED:
-            apart, mixed, mixed_bare, bare = (
-                results[f"{name}, {mode} {width}"] for name in (APART, MIXED, f"{MIXED}, {BARE}", f"{ORACLE}, {BARE}")
+            apart, mixed, mixed_per_step, per_step = (
+                results[f"{name}, {mode} {width}"]
+                for name in (APART, MIXED, f"{MIXED}, {PER_STEP}", f"{ORACLE}, {PER_STEP}")
             )
             rows += [
                 Ours(mode, str(width), f"sustained rate ratio to {APART}", ratio(vllm, apart)),
                 Ours(mode, str(width), MIXED_QUANTITY, ratio(mixed, oracle)),
-                Ours(mode, str(width), BARE_QUANTITY, ratio(mixed_bare, bare)),
+                Ours(mode, str(width), PER_STEP_QUANTITY, ratio(mixed_per_step, per_step)),
             ]
         rows += [
             Ours(f"{name}, {mode}", str(width), RATE, found["sustained_rate"])

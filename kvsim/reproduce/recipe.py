@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsim.reproduce.engine2023 import ALL_PER_STEP_US
+
 Scenario = dict[str, Any]
 
 ORCA = ("orca-max", "orca-pow2", "orca-oracle")
@@ -83,6 +85,11 @@ def cost_of(model: str = MODEL, **changes: Any) -> Scenario:
         "model": CATALOG_MODEL.get(model, model),
         "tensor_parallel_size": TENSOR_PARALLEL[model],
     } | changes
+
+
+def constant_cost_of(model: str = MODEL) -> Scenario:
+    """A step of an engine whose own work hangs on no sequence."""
+    return cost_of(model, step_us=ALL_PER_STEP_US, sequence_us=0.0)
 
 
 def scenario(

@@ -18,6 +18,7 @@ from kvsim.reproduce.engine2023 import (
     fit_sequence_us,
     fit_step_us,
 )
+from kvsim.reproduce.fig13 import PER_STEP
 from kvsim.reproduce.fig15 import saving_at
 from kvsim.reproduce.figure import Ours, Row, Scale
 from kvsim.reproduce.page import REMARKS, page, sentence
@@ -169,6 +170,11 @@ def test_step_time_of_2023_is_the_kernels_and_two_overheads() -> None:
 
 def test_the_constant_overhead_is_the_fitted_one() -> None:
     assert fit_step_us() == pytest.approx(STEP_OVERHEAD_US, abs=25.0)
+
+
+def test_the_constant_of_the_experiment_is_set_by_figure_13a() -> None:
+    rows = {(row.series, row.x): row for row in committed("fig13a")}
+    assert rows["vllm-v0", PER_STEP].ours == pytest.approx(float(rows["vllm-v0", "2/s"].paper), rel=0.03)
 
 
 def test_the_overhead_per_sequence_is_found_by_halving() -> None:
