@@ -17,7 +17,6 @@ from kvsim.workload.content import (
     HashTexts,
     OwnTexts,
     PrefixedTexts,
-    Prefixes,
     Texts,
     draw_prefixes,
     shares_of,
@@ -338,17 +337,17 @@ def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:
 
 
 def _trace_texts(spec: WorkloadSpec, trace: Trace, columns: _Columns, rng: Streams) -> Texts:
-    own_lengths = columns.prompts is trace.prompt
-    if trace.hash_ids is not None and trace.hash_offsets is not None and own_lengths:
+    if trace.hash_ids is not None and trace.hash_offsets is not None and columns.prompts is trace.prompt:
         return HashTexts(columns.prompts, trace.hash_ids, trace.hash_offsets, trace.hash_block_size)
-    if (groups := _group_texts(trace)) is not None and own_lengths:
+    if (groups := _group_texts(trace, columns)) is not None:
         return groups
-    prefixes: Prefixes = draw_prefixes(spec.content, rng, len(trace))
+    prefixes = draw_prefixes(spec.content, rng, len(trace))
     return PrefixedTexts(prefixes, columns.prompts) if prefixes.kinds else OwnTexts(columns.prompts)
 
 
-def _group_texts(trace: Trace) -> GroupTexts | None:
-    if trace.prefix_group is None or trace.prefix_tokens is None:
+def _group_texts(trace: Trace, columns: _Columns) -> GroupTexts | None:
+    """The prefixes that the trace names; those of its own prompts, for drawn ones may be shorter."""
+    if trace.prefix_group is None or trace.prefix_tokens is None or columns.prompts is not trace.prompt:
         return None
     return GroupTexts(trace.prompt, trace.prefix_group, trace.prefix_tokens)
 
@@ -359,5 +358,6 @@ def _trace_sessions(spec: WorkloadSpec, trace: Trace, columns: _Columns, traits:
             f"{trace.path}: a session goes on with one answer; several samples and a session column exclude each other"
         )
     assert trace.session is not None
-    rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, _group_texts(trace), traits)
+    groups = _group_texts(trace, columns)
+    rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, groups, traits)
     return SessionSource(rows.sessions(), columns.notes)
