@@ -37,7 +37,7 @@ def highest_rate(lab: Lab, slo: str) -> RateAnswer:
     if knob is None:
         return RateAnswer(Answer("rate", QUESTION, "cannot be asked: the requests are written out with their times"))
     (own,) = lab.try_out([{}])
-    start = own_rate(lab.base, own)
+    start = own_rate(knob, own)
     (flood,) = lab.try_out([knob.values_of(AT_ONCE)])
     if all(run.meets_slo for run in flood.runs):
         return RateAnswer(_no_limit(lab, flood, slo, knob), None, knob)
