@@ -282,37 +282,28 @@ def trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
 
 def _idle_keys(spec: WorkloadSpec, trace: Trace) -> Iterator[str]:
     """The keys of a block that this trace makes idle, and why: what only the file tells."""
-    default = WorkloadSpec()
     own_lengths = spec.lengths is None or spec.arrivals is None or spec.arrivals.type != "trace"
+    # By hash ids, by groups, or by sessions, whose turns share what was said before.
+    is_told = trace.hash_ids is not None or trace.prefix_group is not None
+    says_what_is_shared = trace.session is not None or (own_lengths and is_told)
+    num_samples = spec.sampling.n if trace.n is None else int(trace.n.max(initial=1))
     idle: list[tuple[str, bool, str]] = [
         ("hash_block_size", spec.hash_block_size is not None and trace.hash_ids is None, "it has no hash ids"),
         (
             "chars_per_token",
-            spec.chars_per_token != default.chars_per_token and trace.format != "sharegpt",
+            spec.chars_per_token != WorkloadSpec().chars_per_token and trace.format != "sharegpt",
             f"it has lengths, not texts (read as {trace.format})",
         ),
         ("priorities", spec.priorities is not None and trace.priority is not None, "it has priorities of its own"),
         ("sampling.n", spec.sampling.n > 1 and trace.n is not None, "it has numbers of samples of its own"),
-        (
-            "sampling.lengths",
-            spec.sampling.lengths == "independent"
-            and (spec.sampling.n if trace.n is None else int(trace.n.max(initial=1))) == 1,
-            "a request has one sample",
-        ),
+        ("sampling.lengths", spec.sampling.lengths == "independent" and num_samples == 1, "a request has one sample"),
     ]
     for name in ("system_prompt", "few_shot"):
-        is_given = spec.content is not None and getattr(spec.content, name) is not None
-        idle.append(
-            (f"content.{name}", is_given and _says_what_is_shared(trace, own_lengths), "it says what is shared")
-        )
+        is_given = getattr(spec.content, name, None) is not None
+        idle.append((f"content.{name}", is_given and says_what_is_shared, "it says what is shared"))
     for key, is_idle, reason in idle:
         if is_idle:
             yield f"{trace.path}: workload.{key} is not used: {reason}"
-
-
-def _says_what_is_shared(trace: Trace, own_lengths: bool) -> bool:
-    """By hash ids, by groups, or by sessions, whose turns share what was said before."""
-    return trace.session is not None or (own_lengths and (trace.hash_ids is not None or trace.prefix_group is not None))
 
 
 def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:

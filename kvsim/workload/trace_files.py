@@ -15,7 +15,7 @@ from datetime import date
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError
 
@@ -120,10 +120,6 @@ def _opened(path: str | Path) -> io.BufferedReader:
         fail(str(path), f"is no file name: {error}")
 
 
-class _Peekable(Protocol):
-    def peek(self, size: int = ..., /) -> bytes: ...
-
-
 MAX_LINE_CHARS = 2**26
 """A line that is longer is no row: compressed zeros, or a file of another kind."""
 
@@ -168,7 +164,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         fail(str(path), f"cannot be read: {error.strerror or error}")
 
 
-def _encoding(buffered: _Peekable) -> str:
+def _encoding(buffered: io.BufferedReader[Any]) -> str:
     head = buffered.peek(4)[:4]
     return next((name for bom, name in _BOMS.items() if head.startswith(bom)), "utf-8")
 
