@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kvsim.scenario.words import shorten
 from kvsim.scenario.yaml_loader import MAX_DEPTH, Key, dotted, parse_value
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 MAX_SHOWN = 120
 """Characters of an option that messages repeat."""
@@ -57,7 +56,7 @@ def _key(name: str, text: str) -> Key:
     parts = name.split(".")
     if len(parts) > MAX_DEPTH or not all(part.strip() for part in parts):
         raise ScenarioError(
-            f"{text}: {shorten(name)} is not a key; write names with dots between, such as memory.swap_space"
+            f"{text}: {shown(name)} is not a key; write names with dots between, such as memory.swap_space"
         )
     return tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts)
 

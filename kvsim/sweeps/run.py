@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
-from kvsim.scenario.words import shorten
 from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
 from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, vary_of
 from kvsim.sweeps.store import PointStore, owned, write_whole
 from kvsim.sweeps.tables import aggregate, rows_of, write_tables
 from kvsim.sweeps.work import Done, File, Task, work
-from kvsim.types import Progress, ScenarioError
+from kvsim.types import Progress, ScenarioError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +79,7 @@ def sweep(
     """
     if vary is not None and not isinstance(vary, Mapping):
         raise ScenarioError(
-            f"vary is {shorten(vary)}; must be a mapping of keys to values, such as {{'allocator.block_size': [8, 16]}}"
+            f"vary is {shown(vary)}; must be a mapping of keys to values, such as {{'allocator.block_size': [8, 16]}}"
         )
     base = resolve(scenario, values)
     grid = _grid(base, vary, seeds, zip)
