@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.result import CompareResult, RunResult, text_of
+from kvsim.result import CompareResult, RunResult, share, text_of
 
 if TYPE_CHECKING:
     from kvsim.report.blockmap import Recording
@@ -226,12 +226,8 @@ def _warnings(warnings: Sequence[str]) -> str:
 def _value(figure: Figure, summary: Mapping[str, Any]) -> str:
     value = summary.get(figure.key)
     if figure.unit == "%":
-        return _share(value)
+        return share(value)
     return text_of(value, figure.unit)
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _happened(summaries: Iterable[Mapping[str, Any]]) -> list[Figure]:
@@ -279,7 +275,7 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
     rows = "".join(
         f'<tr><th scope="row">{_text(label)}</th>'
-        + "".join(f'<td class="number">{_share(shares.get(part))}</td>' for shares in columns.values())
+        + "".join(f'<td class="number">{share(shares.get(part))}</td>' for shares in columns.values())
         + f"<td>slots that {_text(meaning)}</td></tr>"
         for part, (label, meaning) in PARTS.items()
     )

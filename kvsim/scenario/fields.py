@@ -82,7 +82,7 @@ def _as_float(value: float) -> float:
 
 def _rate(value: Any) -> float:
     if value in ("inf", "Infinity"):
-        return math.inf if value > 0 else -math.inf
+        return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number of requests per second")
     rate = _as_float(value)
