@@ -20,7 +20,7 @@ from kvsim.reproduce.recipe import (
     lengths_of,
     scenario,
 )
-from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
+from kvsim.reproduce.sustained import BOUND_S, RATIO, Search, curve, ratio
 
 BARE = "opt-13b, no overhead per sequence"
 BARE_175B = "opt-175b, no overhead per sequence"
@@ -73,9 +73,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    latency_curves(
-        picture, rows, {f", {model}": model.upper() for model in COMPARED if model in recipe.KV_BYTES}, BOUND_S, LATENCY
-    )
+    latency_curves(picture, rows, {f", {model}": model.upper() for model in COMPARED if model in recipe.KV_BYTES})
 
 
 FIGURE = Figure(
