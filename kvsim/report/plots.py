@@ -301,14 +301,7 @@ def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
         return figure
 
 
-def write_run_plots(
-    steps: pd.DataFrame,
-    requests: pd.DataFrame,
-    summary: Summary,
-    out_dir: Path | str,
-    *,
-    block_size: int | None = None,
-) -> list[Path]:
+def write_run_plots(steps: pd.DataFrame, requests: pd.DataFrame, summary: Summary, out_dir: Path | str) -> list[Path]:
     """Write memory.png, running.png, utilization.png and latency.png; returns their paths.
 
     A table that was not recorded (it has no columns) has no pictures.
@@ -318,7 +311,7 @@ def write_run_plots(
         figures |= {
             "memory": memory(steps),
             "running": running_waiting(steps),
-            "utilization": utilization(steps, block_size, summary),
+            "utilization": utilization(steps, summary=summary),
         }
     if len(requests.columns):
         figures["latency"] = latency(requests, summary)
@@ -647,18 +640,7 @@ def _with_unit(key: str) -> str:
 
 
 __all__ = [
-    "compare_latency",
-    "compare_memory",
-    "compare_running",
-    "compare_throughput",
-    "latency",
-    "memory",
-    "running_waiting",
-    "save",
-    "sweep_curves",
-    "sweep_heatmap",
-    "utilization",
-    "write_compare_plots",
-    "write_run_plots",
-    "write_sweep_plots",
-]
+    "compare_latency", "compare_memory", "compare_running", "compare_throughput", "latency", "memory",
+    "running_waiting", "save", "sweep_curves", "sweep_heatmap", "utilization", "write_compare_plots",
+    "write_run_plots", "write_sweep_plots",
+]  # fmt: skip

@@ -198,7 +198,7 @@ class _Runner:
     def run(self) -> dict[int, Done]:
         """Compute what is missing; `results` has what is done so far, also when this is interrupted."""
         self._take_stock()
-        while missing := self._missing():
+        while missing := [point for point in self.points if point.index not in self.results]:
             num_before = len(self.results)
             try:
                 self._compute(missing)
@@ -212,9 +212,6 @@ class _Runner:
             if self.store is not None and (done := self.store.load(point)) is not None:
                 self.results[point.index] = done
         self._tell()
-
-    def _missing(self) -> list[Point]:
-        return [point for point in self.points if point.index not in self.results]
 
     def _compute(self, points: Sequence[Point]) -> None:
         if self.workers.is_this_process:
