@@ -130,3 +130,8 @@ def text_of(value: Any, unit: str = "") -> str:
     else:
         text = f"{value:,}" if isinstance(value, int) else str(value)
     return f"{text} {unit}".rstrip()
+
+
+def share(value: float | None) -> str:
+    """`97.3 %`; a dash for None."""
+    return "–" if value is None else f"{100 * value:.1f} %"

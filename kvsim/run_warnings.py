@@ -9,9 +9,9 @@ from kvsim.metrics.recorder import EndedRequests, Integrals, Recorder
 from kvsim.scenario.fields import Custom, is_import_path
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import VllmV1Scheduler
-from kvsim.scenario.words import shorten
 from kvsim.scenario.yaml_loader import dotted
 from kvsim.scheduling.plan import LIMITS
+from kvsim.types import shown
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -53,7 +53,7 @@ def _ends(summary: dict[str, Any], ended: EndedRequests) -> Iterable[str]:
         request_id, reason = ended.first_rejected
         yield (
             f"requests rejected because they can never be served: {summary['num_rejected']}; "
-            f"the first is {shorten(request_id)}: {reason}"
+            f"the first is {shown(request_id)}: {reason}"
         )
 
 

@@ -18,9 +18,9 @@ from kvsim.run_warnings import run_warnings
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
-from kvsim.scenario.words import natural, shorten
+from kvsim.scenario.words import natural
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError
+from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError, shown
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -56,7 +56,7 @@ class Options:
             return
         given = [self.record] if isinstance(self.record, str) else list(self.record)
         if isinstance(self.record, str) or set(given) - set(TABLES):
-            raise ScenarioError(f"record is {shorten(self.record)}; must be some of {', '.join(TABLES)}, as a tuple")
+            raise ScenarioError(f"record is {shown(self.record)}; must be some of {', '.join(TABLES)}, as a tuple")
 
 
 QUIET = Options(plots=False)
@@ -81,9 +81,9 @@ def run(
 def _check_options(options: Options, values: dict[str, Any]) -> None:
     """Keywords are keys of the scenario; who gives an option among them, or options as a dict, is told."""
     if not isinstance(options, Options):
-        raise ScenarioError(f"options is {shorten(options)}; must be kvsim.Options(...)")
+        raise ScenarioError(f"options is {shown(options)}; must be kvsim.Options(...)")
     if wrong := [name for name in values if name in Options.__slots__ and name not in ("record", "timeline")]:
-        given = f"{wrong[0]}={shorten(values[wrong[0]])}"
+        given = f"{wrong[0]}={shown(values[wrong[0]])}"
         raise ScenarioError(f"{given}: is no key of a scenario; say options=kvsim.Options({given})")
 
 
@@ -113,7 +113,7 @@ def resolve(scenario: str | Path | dict[str, Any] | ResolvedScenario, values: di
     elif isinstance(scenario, str | os.PathLike):
         resolved = load_scenario(scenario if isinstance(scenario, str) else Path(scenario))
     else:
-        raise ScenarioError(f"the scenario is {shorten(scenario)}; must be the path of a YAML file, or a dict")
+        raise ScenarioError(f"the scenario is {shown(scenario)}; must be the path of a YAML file, or a dict")
     return resolved.with_values(values) if values else resolved
 
 

@@ -20,6 +20,15 @@ NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value as Python writes it, cut to fit a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits.
+        text = f"a {type(value).__name__} too large to be shown"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 class KvsimError(Exception):
     """Base of every error a user can cause; its text names the culprit, the value and the cure."""
 

@@ -552,6 +552,7 @@ SETS = [
     ("allocator.block_size=0", "--set allocator.block_size=0: allocator.block_size: is 0", "at least 1"),
     ("allocator.blok_size=8", "--set allocator.blok_size=8: allocator.blok_size", "did you mean block_size?"),
     ("seed.x=5", "--set seed.x=5: seed is the single value 7", "has no keys"),
+    ("workload.lengths.prompt.0.x=1", "workload.lengths.prompt[0] is the single value 1;", "has no keys"),
     ("workload.lengths.prompt.5=1", "workload.lengths.prompt is a list of 2", "an index below that"),
     ("workload={a: [}", "--set workload={a: [}", "is not valid YAML"),
     ("seed=abc", "--set seed=abc: seed: is 'abc'", "whole number"),

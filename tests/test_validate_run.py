@@ -212,6 +212,16 @@ def test_one_token_each_has_no_time_per_token(tmp_path: Path, capsys: pytest.Cap
     assert "nan" not in capsys.readouterr().out
 
 
+def test_a_picture_is_announced_where_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a time series nothing is drawn."""
+    workload, picture = write_run(tmp_path / "h100"), tmp_path / "series.png"
+    command = ["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--plot", str(picture)]
+    for series in ("", "t,running\n0.1,1\n0.4,2\n"):
+        (tmp_path / "h100" / "timeseries.csv").write_text(series)
+        assert main(command) == 0
+        assert ("wrote" in capsys.readouterr().out) == picture.exists() == bool(series)
+
+
 def test_the_command_says_which_overhead_it_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = write_simulated_run(tmp_path / "h100", (2_000, 2_000))
     command = ["validate-run", str(tmp_path / "h100"), "--workload", str(workload), "--no-plots", "--fit"]

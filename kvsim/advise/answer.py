@@ -82,8 +82,3 @@ def more_seeds(value: Estimate, margin: float = 0.0) -> str:
 def effect(value: Estimate | None) -> str:
     """A relative difference that is claimed: where it may be none at all, that is said."""
     return percent(value) + (f" ({more_seeds(value)})" if value is not None and is_unclear(value) else "")
-
-
-def share(value: float) -> str:
-    """`97.3 %`."""
-    return f"{100 * value:.1f} %"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvsim.advise.answer import Answer, Table, interval, more_seeds, percent, share, shown
+from kvsim.advise.answer import Answer, Table, interval, more_seeds, percent, shown
 from kvsim.advise.estimate import MATERIAL, MAX_SEEDS, Estimate, is_surely_above, seeds_needed
 from kvsim.advise.lab import Lab, Runs, Values
 from kvsim.advise.sharing import ideal_hits
 from kvsim.advise.workload import endless_blocks
 from kvsim.cost.page_size import block_size_factor
+from kvsim.result import share
 
 QUESTION = "Which block size?"
 SIZES = (8, 16, 32, 64, 128)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from kvsim.advise.answer import Answer, Table, interval, more_seeds, share, shown
+from kvsim.advise.answer import Answer, Table, interval, more_seeds, shown
 from kvsim.advise.estimate import Estimate, estimate, next_run_at_most
 from kvsim.advise.lab import SLO_SHARE, Lab, Run, Runs, Values, peak_work
 from kvsim.advise.rate import RateAnswer
-from kvsim.advise.search import Scale, limits, search
+from kvsim.advise.search import Scale, search
 from kvsim.advise.workload import endless_blocks
-from kvsim.result import text_of
+from kvsim.result import share, text_of
 
 QUESTION = "How small may the KV cache be?"
 KEY = "memory.num_gpu_blocks_override"
@@ -38,10 +38,10 @@ def smallest_cache(lab: Lab, slo: str, rate: RateAnswer) -> Answer:
         note = f"at {text_of(rate.recommended)} {rate.knob.unit}: at the scenario's own rate no cache is large enough"
     scale = Scale(lambda blocks: {**load, KEY: int(blocks)}, 1, endless, better=1, is_whole=True)
     found, made = search(lab, scale, lab.pool.num_blocks)
-    needed = limits(found)
+    needed = [blocks for blocks in found.values() if blocks is not None]
     if len(needed) < len(found):
         return _none(unbounded, slo)
-    return _Sized(lab, load, list(needed), endless, note, slo).answer(made)
+    return _Sized(lab, load, needed, endless, note, slo).answer(made)
 
 
 class _Sized:

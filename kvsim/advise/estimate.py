@@ -65,12 +65,12 @@ def is_surely_above(values: Sequence[float], others: Sequence[float], margin: fl
     return difference.low > margin or (all_agree and 0.5 ** (len(values) - 1) <= 1 - CONFIDENCE)
 
 
-def is_unclear(difference: Estimate | None, margin: float = 0.0, material: float = MATERIAL) -> bool:
+def is_unclear(difference: Estimate | None, margin: float = 0.0) -> bool:
     """Whether an interval of a relative difference holds both no effect (`margin`) and one that would matter."""
     if difference is None:
         return False
     low, high = difference.low - margin, difference.high - margin
-    return low <= 0 <= high and max(-low, high) > material
+    return low <= 0 <= high and max(-low, high) > MATERIAL
 
 
 def seeds_needed(value: Estimate, margin: float = 0.0) -> int | None:

@@ -165,7 +165,7 @@ def _result(future: Any) -> Done:
 
 
 def peak_work(task: Task) -> Done:
-    """A run of which only the most memory it had in use at once is wanted: `peak_blocks`, `peak_tokens`."""
+    """A run of which only the most memory it had in use at once is wanted: `peak_blocks`."""
     from kvsim.runs import QUIET, run_resolved
     from kvsim.scenario.resolve import scenario_from_text
 
@@ -174,6 +174,4 @@ def peak_work(task: Task) -> Done:
         result = run_resolved(resolved, out=None, options=QUIET)
     except KvsimError as error:
         return Done({}, str(error))
-    steps = result.step_columns
-    used, tokens = [int(value) for value in steps["used_blocks"]], [int(value) for value in steps["token_states"]]
-    return Done({"peak_blocks": max(used, default=0), "peak_tokens": max(tokens, default=0)})
+    return Done({"peak_blocks": int(max(result.step_columns["used_blocks"], default=0))})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, share, shown
+from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, shown
 from kvsim.advise.estimate import MATERIAL, MAX_SEEDS, Estimate, estimate, is_surely_above, ratio, seeds_needed
 from kvsim.advise.lab import Lab, Runs
 from kvsim.cost.page_size import block_size_factor
-from kvsim.result import text_of
+from kvsim.result import share, text_of
 
 QUESTION = "Is paging worth it?"
 CONTIGUOUS = {"orca-max": "max", "orca-pow2": "pow2", "orca-oracle": "oracle"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, share, shown
+from kvsim.advise.answer import Answer, Table, effect, interval, more_seeds, percent, shown
 from kvsim.advise.estimate import MATERIAL, estimate, next_run_at_least
 from kvsim.advise.lab import SLO_SHARE, Lab, Runs
-from kvsim.advise.search import Scale, limits, search
+from kvsim.advise.search import Scale, search
 from kvsim.advise.workload import AT_ONCE, RateKnob, own_rate, rate_knob
-from kvsim.result import text_of
+from kvsim.result import share, text_of
 
 QUESTION = "Which request rate meets the SLO?"
 LADDER = (0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -37,18 +37,16 @@ def highest_rate(lab: Lab, slo: str) -> RateAnswer:
     if knob is None:
         return RateAnswer(Answer("rate", QUESTION, "cannot be asked: the requests are written out with their times"))
     (own,) = lab.try_out([{}])
-    start = own_rate(lab.base, own)
+    start = own_rate(knob, own)
     (flood,) = lab.try_out([knob.values_of(AT_ONCE)])
     if all(run.meets_slo for run in flood.runs):
         return RateAnswer(_no_limit(lab, flood, slo, knob), None, knob)
     found, made = search(lab, Scale(knob.values_of, start * SLOWEST, AT_ONCE, better=-1), start)
-    reached = limits(found)
+    reached = [rate for rate in found.values() if rate is not None]
     if len(reached) < len(found):
         return RateAnswer(_never(lab, [run.number for run in made], slo, len(reached)), None, knob)
     recommended = _round_down(max(next_run_at_least(reached), min(reached) / 2))
-    return RateAnswer(
-        _answer(lab, knob, slo, list(reached), recommended, [run.number for run in made]), recommended, knob
-    )
+    return RateAnswer(_answer(lab, knob, slo, reached, recommended, [run.number for run in made]), recommended, knob)
 
 
 def _answer(

@@ -13,10 +13,8 @@ WIDTH = 110
 
 def terminal(advice: Advice) -> str:
     """The page as plain text."""
-    parts = [_headline(advice), *map(_note, advice.notes)]
-    for answer in advice.answers:
-        parts.append("\n".join(_plain(answer)))
-    return "\n\n".join(parts)
+    parts = [f"Advice for {advice.name}: {_conditions(advice)}", *(f"Note: {note}" for note in advice.notes)]
+    return "\n\n".join([*parts, *("\n".join(_plain(answer)) for answer in advice.answers)])
 
 
 def markdown(advice: Advice, pictures: Mapping[str, str]) -> str:
@@ -47,16 +45,8 @@ def runs_of(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(begins, ends, strict=True))
 
 
-def _headline(advice: Advice) -> str:
-    return f"Advice for {advice.name}: {_conditions(advice)}"
-
-
 def _conditions(advice: Advice) -> str:
     return f"SLO {advice.slo}; {len(advice.runs)} runs; ± is the 95 % interval over {len(advice.seeds)} seeds"
-
-
-def _note(text: str) -> str:
-    return f"Note: {text}"
 
 
 def _plain(answer: Answer) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvsim.advise.lab import Lab, Run, Values
@@ -81,8 +81,3 @@ def _step(value: float, scale: Scale, direction: int) -> float:
     if scale.is_whole:
         value = math.floor(value)
     return min(max(value, scale.low), scale.high)
-
-
-def limits(found: dict[int, float | None]) -> Sequence[float]:
-    """The limits of the seeds that have one."""
-    return [value for value in found.values() if value is not None]

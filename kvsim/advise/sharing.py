@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvsim.advise.answer import Answer, effect, interval, more_seeds, share, shown
+from kvsim.advise.answer import Answer, effect, interval, more_seeds, shown
 from kvsim.advise.estimate import MATERIAL, Estimate, estimate
 from kvsim.advise.lab import Lab, Runs, Values
 from kvsim.advise.workload import endless_blocks
+from kvsim.result import share
 
 QUESTION = "What does sharing save?"
 CACHING = "allocator.enable_prefix_caching"

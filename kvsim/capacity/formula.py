@@ -90,9 +90,9 @@ def capacity(
     )
     pages = Pages.of(geometry, flags)
     if kv_cache_memory_bytes is not None:
-        terms = Terms(total, None, None, None, None, kv_cache_memory_bytes)
+        terms = Terms(kv_cache_memory_bytes, total)
     elif total is None and num_gpu_blocks_override is not None:
-        terms = Terms(None, None, None, None, None, num_gpu_blocks_override * pages.block_bytes)
+        terms = Terms(num_gpu_blocks_override * pages.block_bytes)
     else:
         terms = terms_of(geometry, flags, total, weight_bytes, activation_bytes, non_torch_bytes)
     return _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override, swap_space)

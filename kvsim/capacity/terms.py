@@ -52,12 +52,12 @@ class Flags:
 class Terms:
     """The memory equation, in bytes; None where a term was not needed."""
 
-    total: int | None
-    budget: int | None
-    weights: int | None
-    activations: int | None
-    non_torch: int | None
     kv: int
+    total: int | None = None
+    budget: int | None = None
+    weights: int | None = None
+    activations: int | None = None
+    non_torch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def terms_of(
         is_alone = flags.tensor_parallel_size == flags.pipeline_parallel_size == 1
         non_torch = NON_TORCH_BYTES if is_alone else NON_TORCH_BYTES_PARALLEL
     budget = int(flags.gpu_memory_utilization * total)
-    return Terms(total, budget, weights, activations, non_torch, budget - weights - activations - non_torch)
+    return Terms(budget - weights - activations - non_torch, total, budget, weights, activations, non_torch)
 
 
 def estimate_activation_bytes(

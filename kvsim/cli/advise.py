@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Force, Json, NoPlots, ScenarioPath, Sets
+from kvsim.cli.options import Force, Jobs, Json, NoPlots, ScenarioPath, Sets
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
         Option("--slo", metavar="GOALS", help="ttft=2s,tpot=100ms; default: the scenario's.", show_default=False),
     ] = None,
     seeds: Annotated[int, Option("--seeds", min=2, help="Simulations per variant: more are surer, and slower.")] = 6,
-    jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None,
         Option("--out", help="Folder for the results; default results/NAME-advice.", show_default=False),

@@ -133,36 +133,23 @@ def _errors_text(result: Calibration) -> str:
 
 def error_table(errors: tuple[ErrorLine, ...]) -> str:
     """The held-out errors as columns of text."""
-    header = (
-        "operation",
-        "kernel",
-        "version",
-        "rows",
-        "held out",
-        "mean abs",
-        "bias",
-        "worst",
-        "within 15 %",
-        "20 %",
-        "25 %",
-    )
-    rows = [
-        (
-            e.op,
-            e.kernel[:26],
-            e.version,
-            str(e.num_rows),
-            str(e.num_held_out),
-            f"{e.mape_pct:.1f}",
-            f"{e.bias_pct:+.1f}",
-            f"{e.worst_pct:.0f}",
-            f"{e.within_15_pct:.0f}",
-            f"{e.within_20_pct:.0f}",
-            f"{e.within_25_pct:.0f}",
-        )
-        for e in errors
-    ]
-    return console.table(rows, header)
+    rows = [[form.format(line) for form in _ERROR_COLUMNS.values()] for line in errors]
+    return console.table(rows, list(_ERROR_COLUMNS))
+
+
+_ERROR_COLUMNS = {
+    "operation": "{0.op}",
+    "kernel": "{0.kernel:.26}",
+    "version": "{0.version}",
+    "rows": "{0.num_rows}",
+    "held out": "{0.num_held_out}",
+    "mean abs": "{0.mape_pct:.1f}",
+    "bias": "{0.bias_pct:+.1f}",
+    "worst": "{0.worst_pct:.0f}",
+    "within 15 %": "{0.within_15_pct:.0f}",
+    "20 %": "{0.within_20_pct:.0f}",
+    "25 %": "{0.within_25_pct:.0f}",
+}
 
 
 def _draw(result: Calibration, out: Path) -> Path:

@@ -108,12 +108,6 @@ def command(
 
 
 def _row(record: dict[str, Any], columns: Iterable[tuple[str, str]]) -> list[str]:
-    from kvsim.result import text_of
+    from kvsim.result import share, text_of
 
-    return [_cell(key, record.get(key), text_of) for _, key in columns]
-
-
-def _cell(key: str, value: Any, text_of: Any) -> str:
-    if key.startswith("kv") and value is not None:
-        return f"{100 * value:.1f} %"
-    return str(text_of(value))
+    return [share(record.get(key)) if key.startswith("kv") else text_of(record.get(key)) for _, key in columns]

@@ -7,16 +7,14 @@ from typing import Annotated
 from typer import Option
 
 from kvsim.cli import console
-from kvsim.cli.options import ScenarioPath, Sets
+from kvsim.cli.options import Engine, ScenarioPath, Sets
 
 
 def command(
     scenario: ScenarioPath,
     request: Annotated[str, Option("--request", help="The request's id, as in requests.csv.")],
     sets: Sets = [],  # noqa: B006
-    engine: Annotated[
-        str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
-    ] = None,
+    engine: Engine = None,
 ) -> None:
     """The life of one request in words: when it waited and for what, when and why it was preempted, what it hit."""
     from kvsim.runs import tell_life

@@ -36,20 +36,8 @@ def _life(rows: Any, block: int) -> dict[str, Any]:
     from kvsim.memory.journal import life_of
     from kvsim.types import NS_PER_S
 
-    return {
-        "block": block,
-        "events": [
-            {
-                "t_s": event.t_ns / NS_PER_S,
-                "event": event.event,
-                "block_id": event.block_id,
-                "request_id": event.request_id,
-                "ref_count": event.ref_count,
-                "other_block_id": event.other_block_id,
-            }
-            for event in life_of(rows, block)
-        ],
-    }
+    events = [event._asdict() for event in life_of(rows, block)]
+    return {"block": block, "events": [{"t_s": event.pop("t_ns") / NS_PER_S, **event} for event in events]}
 
 
 def _overview(rows: Any) -> dict[str, Any]:

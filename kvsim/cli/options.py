@@ -17,6 +17,10 @@ Sets: TypeAlias = Annotated[
     list[str],
     Option("--set", metavar="KEY=VALUE", help="Override a value: --set allocator.block_size=32 (repeatable)."),
 ]
+Engine: TypeAlias = Annotated[
+    str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
+]
+Jobs: TypeAlias = Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")]
 Out: TypeAlias = Annotated[
     Path | None,
     Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Json
+from kvsim.cli.options import Jobs, Json
 
 if TYPE_CHECKING:
     from kvsim.reproduce.figure import Row
@@ -23,7 +23,7 @@ def command(
         ),
     ] = None,
     quick: Annotated[bool, Option("--quick", help="Fewer requests: minutes instead of an hour.")] = False,
-    jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
+    jobs: Jobs = None,
     out: Annotated[Path, Option("--out", help="Folder for tables, pictures and the page.")] = Path("results/reproduce"),
     as_json: Json = False,
 ) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from typer import Option
-
 from kvsim.cli import console
 from kvsim.cli.options import (
     Check,
     Debug,
+    Engine,
     Force,
     Json,
     MaxMemory,
@@ -31,9 +28,7 @@ def command(
     sets: Sets = [],  # noqa: B006
     out: Out = None,
     force: Force = False,
-    engine: Annotated[
-        str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
-    ] = None,
+    engine: Engine = None,
     as_json: Json = False,
     no_plots: NoPlots = False,
     record: Record = None,
@@ -86,13 +81,10 @@ def command(
 def _memory(summary: dict[str, object]) -> str:
     """Where the KV memory went, in all steps (an idle engine has none) and while requests waited."""
     from kvsim.metrics.ledger import Parts
+    from kvsim.result import share
 
     kv, saturated = summary["kv"], summary["kv_saturated"]
     assert isinstance(kv, dict)
     columns = [kv] if not isinstance(saturated, dict) else [kv, saturated]
-    rows = [(part, *(_share(shares.get(part)) for shares in columns)) for part in Parts._fields]
+    rows = [(part, *(share(shares.get(part)) for shares in columns)) for part in Parts._fields]
     return console.table(rows, ("KV memory", "in all steps", "while requests wait")[: len(columns) + 1])
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Exit, Option
 
 from kvsim.cli import console
-from kvsim.cli.options import Force, Json, NoPlots, Out, ScenarioPath, Sets, results_folder
+from kvsim.cli.options import Force, Jobs, Json, NoPlots, Out, ScenarioPath, Sets, results_folder
 from kvsim.types import ScenarioError
 
 EXIT_SOME_FAILED = 1
@@ -34,7 +34,7 @@ def command(
     seeds: Annotated[
         str | None, Option("--seeds", help="How many seeds (5), or which (1,2,7).", show_default=False)
     ] = None,
-    jobs: Annotated[int | None, Option("--jobs", min=1, help="Processes; default: all processors.")] = None,
+    jobs: Jobs = None,
     dask: Annotated[
         str | None, Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster: tcp://HOST:8786.")
     ] = None,
@@ -103,13 +103,11 @@ def _seeds(text: str | None) -> int | tuple[int, ...] | None:
 
 
 def _print(records: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
-    from kvsim.result import text_of
-
     names = [name for name in SHOWN if any(name in record for record in records)]
     rows = [
         [
             *("null" if record[key] is None else str(record[key]) for key in keys),
-            *(_with_interval(record, name, text_of) for name in names),
+            *(_with_interval(record, name) for name in names),
         ]
         for record in records[:MAX_SHOWN_ROWS]
     ]
@@ -121,12 +119,11 @@ def _print(records: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
         console.say("\n±: half the width of the mean's 95 % interval over the seeds")
 
 
-def _with_interval(record: dict[str, Any], name: str, text_of: Any) -> str:
+def _with_interval(record: dict[str, Any], name: str) -> str:
+    from kvsim.result import text_of
+
     value, width = record.get(name), record.get(f"{name}.ci95")
     if value is None or value != value:
         return "–"
-    return str(text_of(float(value))) + (f" ± {_two_digits(width)}" if width is not None and width == width else "")
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):,.10g}"
+    is_known = width is not None and width == width
+    return text_of(float(value)) + (f" ± {float(f'{width:.2g}'):,.10g}" if is_known else "")

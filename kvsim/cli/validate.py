@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvsim.cli import console
-from kvsim.cli.options import ScenarioPath, Sets
+from kvsim.cli.options import Engine, ScenarioPath, Sets
 
 if TYPE_CHECKING:
     from kvsim.scenario.resolve import ResolvedScenario
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def command(
     scenario: ScenarioPath,
     sets: Sets = [],  # noqa: B006
-    engine: Annotated[
-        str | None, Option("--engine", help="Another engine than the file's.", show_default=False)
-    ] = None,
+    engine: Engine = None,
     resolved: Annotated[bool, Option("--resolved", help="Print every value and where it came from.")] = False,
 ) -> None:
     """Check a scenario, and every point of its sweep, without running it; classes of your own are not imported."""

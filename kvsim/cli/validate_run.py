@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,6 @@ from kvsim.cli import console
 from kvsim.cli.options import Json, NoPlots, check_input, check_output
 
 if TYPE_CHECKING:
-    from kvsim.cost.from_run import Overhead
     from kvsim.validate_run import Comparison
 
 
@@ -46,11 +44,12 @@ def command(
     Queue times come from the run, everything else is predicted with nothing fitted to it. The engine's arguments in
     meta.json that the simulation cannot follow are named in a warning.
     """
-    from kvsim.validate_run import compare, load_run, predict, setting_of
+    from kvsim.validate_run import compare, fit_overhead, load_run, predict, setting_of
     from kvsim.validate_run import plot as draw
 
     check_input(workload, "workload")
-    if not no_plots and not as_json:
+    wants_picture = not no_plots and not as_json
+    if wants_picture:
         check_output(plot, "--plot", workload)
     run = load_run(run_dir)
     setting = setting_of(run, gpu=gpu, profile=profile, model=model)
@@ -59,39 +58,29 @@ def command(
     unfitted = compare(run, predict(run, workload, setting))
     for text in unfitted.warnings:
         console.warn(text)
-    if not no_plots and not as_json:
-        draw(unfitted, plot)
-    fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
+    is_drawn = wants_picture and draw(unfitted, plot)
+    document = unfitted.as_dict()
+    texts = ["\n".join(unfitted.notes), _text("unfitted: the profile as it is", unfitted)]
+    if fit:
+        overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
+        prediction = predict(
+            run,
+            workload,
+            setting,
+            decode_overhead_us=overhead.decode_step_us,
+            mixed_overhead_us=overhead.mixed_step_us,
+            gemm_tiles=overhead.gemm_tiles,
+        )
+        fitted = compare(run, prediction)
+        document |= {"fitted": fitted.as_dict(), "overhead": overhead.as_dict()}
+        texts.append(_text(f"fitted to this very run: {overhead.short()}", fitted))
     if as_json:
-        document = unfitted.as_dict()
-        if fitted is not None:
-            document |= {"fitted": fitted[0].as_dict(), "overhead": fitted[1].as_dict()}
-        console.say(json.dumps(document, indent=2, allow_nan=False))
+        console.say_json(document)
         return
-    console.say("\n".join(unfitted.notes))
-    console.say(_text("unfitted: the profile as it is", unfitted))
-    if fitted is not None:
-        console.say(_text(f"fitted to this very run: {fitted[1].short()}", fitted[0]))
-    if not no_plots:
+    for text in texts:
+        console.say(text)
+    if is_drawn:
         console.say(f"\nwrote {plot}")
-
-
-def _fitted(
-    run_dir: Path, workload: Path, gpu: str | None, profile: str | None, model: str | None
-) -> tuple[Comparison, Overhead]:
-    from kvsim.validate_run import compare, fit_overhead, load_run, predict, setting_of
-
-    overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
-    run = load_run(run_dir)
-    prediction = predict(
-        run,
-        workload,
-        setting_of(run, gpu=gpu, profile=profile, model=model),
-        decode_overhead_us=overhead.decode_step_us,
-        mixed_overhead_us=overhead.mixed_step_us,
-        gemm_tiles=overhead.gemm_tiles,
-    )
-    return compare(run, prediction), overhead
 
 
 _FORMS = (("predicted", "{:.6g}"), ("measured", "{:.6g}"), ("error_pct", "{:+.2f} %"))

@@ -52,7 +52,10 @@ class BlockManagerReplay:
         """Execute one operation; returns its record. Raises CaseError if it makes no sense in this state."""
         name, *args = op
         self._check(name, args)
-        result = self._execute(getattr(self, f"_{name}"), args)
+        try:
+            result = getattr(self, f"_{name}")(*args)
+        except OutOfBlocks:
+            result = {"err": "OOM"}
         if name == "group" or name.startswith("can_"):
             return [result]
         return [result, *self._state()]
@@ -83,12 +86,6 @@ class BlockManagerReplay:
             )
         if name != "free" and not self.allocator.has_table(args[0]):
             raise CaseError(f"sequence {args[0]} has no table; only one that was allocated and not freed can {name}")
-
-    def _execute(self, command: Callable[..., Any], args: list[Any]) -> Any:
-        try:
-            return command(*args)
-        except OutOfBlocks:
-            return {"err": "OOM"}
 
     def _group(self, group: int, num_seqs: int, length: int) -> None:
         first = group * _LABELS_PER_GROUP

@@ -231,33 +231,35 @@ def _check_records(records: list[Any], where: str) -> None:
         _integer(record, f"{where}[{index}].", "t", 0)
 
 
-def _get(holder: dict[str, Any], where: str, key: str, kind: type) -> Any:
+def _there(holder: dict[str, Any], where: str, key: str) -> Any:
     if key not in holder:
         raise CaseError(f"{where}{key} is missing")
-    if not isinstance(holder[key], kind):
-        raise CaseError(f"{where}{key}: {_shown(holder[key])} is no {_TYPE_NAMES[kind]}")
     return holder[key]
 
 
+def _get(holder: dict[str, Any], where: str, key: str, kind: type) -> Any:
+    value = _there(holder, where, key)
+    if not isinstance(value, kind):
+        raise CaseError(f"{where}{key}: {_shown(value)} is no {_TYPE_NAMES[kind]}")
+    return value
+
+
 def _integer(holder: dict[str, Any], where: str, key: str, least: int, most: int = _MOST) -> None:
-    if key not in holder:
-        raise CaseError(f"{where}{key} is missing")
-    if not _is_int(holder[key]) or not least <= holder[key] <= most:
-        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not an integer from {least} to {most:,}")
+    value = _there(holder, where, key)
+    if not _is_int(value) or not least <= value <= most:
+        raise CaseError(f"{where}{key}: {_shown(value)} is not an integer from {least} to {most:,}")
 
 
 def _fraction(holder: dict[str, Any], where: str, key: str) -> None:
-    if key not in holder:
-        raise CaseError(f"{where}{key} is missing")
-    if not _is_number(holder[key]) or not 0 <= holder[key] <= 1:
-        raise CaseError(f"{where}{key}: {_shown(holder[key])} is not a fraction from 0 to 1")
+    value = _there(holder, where, key)
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise CaseError(f"{where}{key}: {_shown(value)} is not a fraction from 0 to 1")
 
 
 def _seconds(holder: dict[str, Any], where: str, key: str) -> None:
-    if key not in holder:
-        raise CaseError(f"{where}{key} is missing")
-    if not _is_number(holder[key]) or not abs(holder[key]) <= _MOST_SECONDS:
-        raise CaseError(f"{where}{key}: {_shown(holder[key])} is no number of seconds, at most {_MOST_SECONDS:.0f}")
+    value = _there(holder, where, key)
+    if not _is_number(value) or not abs(value) <= _MOST_SECONDS:
+        raise CaseError(f"{where}{key}: {_shown(value)} is no number of seconds, at most {_MOST_SECONDS:.0f}")
 
 
 def _is_int(value: Any) -> bool:

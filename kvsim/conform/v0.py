@@ -128,7 +128,8 @@ class SchedulerReplay:
             return {"t": self.step, "stuck": self._ids(self.scheduler.waiting) + self._ids(self.scheduler.swapped)}
         record = self._run_step()
         self.step += 1
-        return {key: value for key, value in record.items() if value not in ([], {})} | _never_omitted(record)
+        # The first record has `s` even if nothing is scheduled.
+        return {key: value for key, value in record.items() if key == "s" or value not in ([], {})}
 
     def snapshot(self) -> dict[str, object]:
         """Queues and free lists, as they are between two steps."""
@@ -167,9 +168,7 @@ class SchedulerReplay:
         num_prompts, longest = plan.shape.padded_batch
         shown = {
             "s": self._by_group(scheduled),
-            "q": [
-                self._ids(q) for q in (self.scheduler.waiting, self.scheduler.running.values(), self.scheduler.swapped)
-            ],
+            "q": [self._ids(queue) for queue in self._queues()],
         }
         record = {
             "pre": _preemptions(plan.preempted),
@@ -279,11 +278,6 @@ def _request(group: dict[str, Any], max_model_len: int) -> Request:
         sampling=Sampling(beam_width=group["n"]) if is_beam else Sampling(n=group["n"]),
         sample_lens=() if is_beam else lengths,
     )
-
-
-def _never_omitted(record: dict[str, Any]) -> dict[str, Any]:
-    """The first record has `s` even if nothing is scheduled."""
-    return {"s": record["s"]} if "s" in record else {}
 
 
 def _preemptions(preempted: Iterable[Any]) -> list[list[Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from kvsim.types import ScenarioError
+from kvsim.types import shown as shown
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -22,15 +23,6 @@ MAX_COUNT = 1 << 40
 
 class GeometryError(ScenarioError):
     """A model configuration lacks a field, or holds one that cannot be used."""
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A value as Python writes it, cut to fit a message."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write out integers of thousands of digits.
-        text = f"a {type(value).__name__} too large to be shown"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def found(config: Config) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.report import plots
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,25 +20,17 @@ class Plots:
 
     def memory(self, **keywords: Any) -> Figure:
         """KV memory over time: the six parts of the ledger, stacked."""
-        from kvsim.report import plots
-
         return plots.memory(self._result.steps, **keywords)
 
     def running_waiting(self, **keywords: Any) -> Figure:
         """Requests running and waiting over time."""
-        from kvsim.report import plots
-
         return plots.running_waiting(self._result.steps, **keywords)
 
     def utilization(self, **keywords: Any) -> Figure:
         """Filled share of the allocated blocks over time, against its theory."""
-        from kvsim.report import plots
-
         summary = self._result.summary
         return plots.utilization(self._result.steps, summary["block_size"], summary, **keywords)
 
     def latency(self, **keywords: Any) -> Figure:
         """Distributions of TTFT, TPOT and end-to-end latency, with their percentiles."""
-        from kvsim.report import plots
-
         return plots.latency(self._result.requests, self._result.summary, **keywords)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import html
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.result import CompareResult, RunResult, text_of
+from kvsim.result import CompareResult, RunResult, share, text_of
+from kvsim.sweeps.store import write_whole
 
 if TYPE_CHECKING:
     from kvsim.report.blockmap import Recording
@@ -226,12 +226,8 @@ def _warnings(warnings: Sequence[str]) -> str:
 def _value(figure: Figure, summary: Mapping[str, Any]) -> str:
     value = summary.get(figure.key)
     if figure.unit == "%":
-        return _share(value)
+        return share(value)
     return text_of(value, figure.unit)
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _happened(summaries: Iterable[Mapping[str, Any]]) -> list[Figure]:
@@ -254,14 +250,25 @@ def _cards(summary: Mapping[str, Any]) -> str:
 
 
 def _compare_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    head = "".join(f'<th scope="col" class="number">{_text(engine)}</th>' for engine in summaries)
-    rows = "".join(
-        f'<tr><th scope="row">{_text(figure.label)}</th>'
-        + "".join(f'<td class="number">{_text(_value(figure, summary))}</td>' for summary in summaries.values())
-        + f"<td>{_text(figure.meaning)}</td></tr>"
-        for figure in _happened(summaries.values())
+    return _table(
+        summaries,
+        (
+            (figure.label, [_value(figure, summary) for summary in summaries.values()], figure.meaning)
+            for figure in _happened(summaries.values())
+        ),
     )
-    return f'<div class="scroll"><table><tr><th></th>{head}<th scope="col">what it means</th></tr>{rows}</table></div>'
+
+
+def _table(columns: Iterable[str], rows: Iterable[tuple[str, Sequence[str], str]]) -> str:
+    """Figures by column; a row is its name, its cells, and what it means."""
+    head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{_text(label)}</th>'
+        + "".join(f'<td class="number">{_text(cell)}</td>' for cell in cells)
+        + f"<td>{_text(meaning)}</td></tr>"
+        for label, cells, meaning in rows
+    )
+    return f'<div class="scroll"><table><tr><th></th>{head}<th scope="col">what it means</th></tr>{body}</table></div>'
 
 
 def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -276,15 +283,11 @@ def _memory_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
             "Shares of all KV slots, averaged over the steps in which requests wait (over all steps where none did)."
         )
     columns = {name: shares for name, shares in columns.items() if isinstance(shares, Mapping)}
-    head = "".join(f'<th scope="col" class="number">{_text(name)}</th>' for name in columns)
-    rows = "".join(
-        f'<tr><th scope="row">{_text(label)}</th>'
-        + "".join(f'<td class="number">{_share(shares.get(part))}</td>' for shares in columns.values())
-        + f"<td>slots that {_text(meaning)}</td></tr>"
+    rows = (
+        (label, [share(shares.get(part)) for shares in columns.values()], f"slots that {meaning}")
         for part, (label, meaning) in PARTS.items()
     )
-    table = f'<table><tr><th></th>{head}<th scope="col">what it means</th></tr>{rows}</table>'
-    return f'<p>{intro}</p><div class="scroll">{table}</div>'
+    return f"<p>{intro}</p>{_table(columns, rows)}"
 
 
 def _while_waiting(summary: Mapping[str, Any]) -> Any:
@@ -431,11 +434,5 @@ def _scenario(folder: Path | None) -> str:
 
 
 def _put(path: Path, text: str) -> Path:
-    """Write the file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
     return path

@@ -32,6 +32,7 @@ from kvsim.report.style import (
     set_margins,
     styled,
 )
+from kvsim.result import share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +94,7 @@ def memory(steps: pd.DataFrame) -> Figure:
             if mean > LEAST_SHOWN:
                 area = axes.stairs(top[:-1], curves.times, baseline=bottom[:-1], fill=True, color=color, linewidth=0)
                 handles.append(area)
-                labels.append(f"{label} {_percent(mean)}")
+                labels.append(f"{label} {share(mean)}")
             bottom = top
         axes.set_xlim(curves.times[0], curves.times[-1])
         axes.set_ylim(0, 1)
@@ -152,12 +153,10 @@ def utilization(steps: pd.DataFrame, block_size: int | None = None, summary: Sum
             return figure
         curves = step_curves(steps, ["block_utilization"])
         filled, theory = _filled_share(steps, summary), _theory(steps, block_size, summary)
-        _steps(axes, curves.times, curves.values["block_utilization"], BLUE, f"measured, mean {_percent(filled)}")
+        _steps(axes, curves.times, curves.values["block_utilization"], BLUE, f"measured, mean {share(filled)}")
         lowest = float(steps["block_utilization"].quantile(0.01))
         if theory is not None:
-            axes.axhline(
-                theory, color=RED, linestyle="--", label=f"theory 1 - B/(2 x mean length) = {_percent(theory)}"
-            )
+            axes.axhline(theory, color=RED, linestyle="--", label=f"theory 1 - B/(2 x mean length) = {share(theory)}")
             lowest = min(lowest, theory)
         axes.set_xlim(curves.times[0], curves.times[-1])
         floor = max(0.0, 1 - 1.5 * (1 - lowest)) if lowest < 0.99 else 0.98
@@ -302,14 +301,7 @@ def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
         return figure
 
 
-def write_run_plots(
-    steps: pd.DataFrame,
-    requests: pd.DataFrame,
-    summary: Summary,
-    out_dir: Path | str,
-    *,
-    block_size: int | None = None,
-) -> list[Path]:
+def write_run_plots(steps: pd.DataFrame, requests: pd.DataFrame, summary: Summary, out_dir: Path | str) -> list[Path]:
     """Write memory.png, running.png, utilization.png and latency.png; returns their paths.
 
     A table that was not recorded (it has no columns) has no pictures.
@@ -319,7 +311,7 @@ def write_run_plots(
         figures |= {
             "memory": memory(steps),
             "running": running_waiting(steps),
-            "utilization": utilization(steps, block_size, summary),
+            "utilization": utilization(steps, summary=summary),
         }
     if len(requests.columns):
         figures["latency"] = latency(requests, summary)
@@ -396,10 +388,6 @@ def _percent_ticks(axes: Axes, span: float) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def _filled_share(steps: pd.DataFrame, summary: Summary | None) -> float:
     if summary is not None and summary.get("block_utilization") is not None:
         return float(summary["block_utilization"])
@@ -438,8 +426,8 @@ def _distribution(axes: Axes, values: FloatArray, marks: Mapping[int, float], co
     shares = np.arange(1, len(values) + 1) / len(values)
     thin = np.unique(np.linspace(0, len(values) - 1, min(len(values), 1000)).astype(int))
     # From zero on: of a single request there would be no line at all.
-    slow, share = np.append(values[0], values[thin]) / unit_ms, np.append(0.0, shares[thin])
-    axes.plot(slow, share, drawstyle="steps-post", color=color)
+    slow, upto = np.append(values[0], values[thin]) / unit_ms, np.append(0.0, shares[thin])
+    axes.plot(slow, upto, drawstyle="steps-post", color=color)
     axes.plot([value / unit_ms for value in marks.values()], [p / 100 for p in marks], "o", color=color, markersize=4)
     text = "\n".join(f"p{percentile} {_short(value / unit_ms)} {unit}" for percentile, value in marks.items())
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
@@ -652,18 +640,7 @@ def _with_unit(key: str) -> str:
 
 
 __all__ = [
-    "compare_latency",
-    "compare_memory",
-    "compare_running",
-    "compare_throughput",
-    "latency",
-    "memory",
-    "running_waiting",
-    "save",
-    "sweep_curves",
-    "sweep_heatmap",
-    "utilization",
-    "write_compare_plots",
-    "write_run_plots",
-    "write_sweep_plots",
-]
+    "compare_latency", "compare_memory", "compare_running", "compare_throughput", "latency", "memory",
+    "running_waiting", "save", "sweep_curves", "sweep_heatmap", "utilization", "write_compare_plots",
+    "write_run_plots", "write_sweep_plots",
+]  # fmt: skip

@@ -20,34 +20,35 @@ PARTS = {
 }
 VARIANTS: dict[str, tuple[str, Scenario]] = {
     "Oracle, buddy": ("orca-oracle", {}),
-    "Oracle, buddy, compaction": ("orca-oracle", {"compaction": "on_demand"}),
-    "Oracle, first-fit": ("orca-oracle", {"placement": "first_fit"}),
-    "Oracle, best-fit": ("orca-oracle", {"placement": "best_fit"}),
-    "Oracle, first-fit, compaction": ("orca-oracle", {"placement": "first_fit", "compaction": "on_demand"}),
+    "Oracle, buddy, compaction": ("orca-oracle", {"allocator": {"compaction": "on_demand"}}),
+    "Oracle, first-fit": ("orca-oracle", {"allocator": {"placement": "first_fit"}}),
+    "Oracle, best-fit": ("orca-oracle", {"allocator": {"placement": "best_fit"}}),
+    "Oracle, first-fit, compaction": (
+        "orca-oracle",
+        {"allocator": {"placement": "first_fit", "compaction": "on_demand"}},
+    ),
     "no-evict": ("no-evict", {}),
     "vLLM 2023": (VLLM, {}),
     "vLLM today": ("vllm-v1", {}),
 }
-"""Engine and what its allocator is told. Today's engine: prefix caching, chunked prefill, recompute only."""
+"""Engine, and blocks of its scenario. Today's engine: prefix caching, chunked prefill, recompute only."""
+ENGINES = ("vLLM 2023", "vLLM today", "no-evict")
+"""Those of them that are also run at the rates of Figure 13."""
 SERVED = {"sharegpt": (2.0, 3600, 400), "alpaca": (30.0, 1200, 80)}
 """Figure 13's rates, and seconds in full and quick."""
 MEASURES = {
-    "requests in a batch": ("running_mean", 1.0),
-    "requests/s": ("request_throughput", 1.0),
-    "median inter-token latency (ms)": ("median_itl_ms", 1.0),
-    "p99 inter-token latency (ms)": ("p99_itl_ms", 1.0),
+    "requests in a batch": "running_mean",
+    "requests/s": "request_throughput",
+    "median inter-token latency (ms)": "median_itl_ms",
+    "p99 inter-token latency (ms)": "p99_itl_ms",
 }
 
 
 def cases(scale: Scale) -> dict[str, Scenario]:
-    found = {
-        name: saturated(engine, "sharegpt", scale.pick(7200, 800), allocator=allocator)
-        if allocator
-        else saturated(engine, "sharegpt", scale.pick(7200, 800))
-        for name, (engine, allocator) in VARIANTS.items()
-    }
+    num = scale.pick(7200, 800)
+    found = {name: saturated(engine, "sharegpt", num, **blocks) for name, (engine, blocks) in VARIANTS.items()}
     for dataset, (rate, full_s, quick_s) in SERVED.items():
-        for name in ("vLLM 2023", "vLLM today", "no-evict"):
+        for name in ENGINES:
             engine = VARIANTS[name][0]
             found[f"{name}, {dataset} at {rate:g}/s"] = served_for(engine, dataset, rate, scale.pick(full_s, quick_s))
     return found
@@ -60,7 +61,7 @@ def ours(results: Results) -> list[Ours]:
             rows += [
                 Ours(name, part, QUANTITY, 100 * (summary[f"kv_saturated.{key}"] or 0.0)) for part, key in PARTS.items()
             ]
-        rows += [Ours(name, "", measure, (summary[key] or 0.0) * unit) for measure, (key, unit) in MEASURES.items()]
+        rows += [Ours(name, "", measure, summary[key] or 0.0) for measure, key in MEASURES.items()]
     return rows
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvsim.report.style import BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from kvsim.reproduce.figure import Row, bounds_of
+from kvsim.reproduce.sustained import BOUND_S, LATENCY
 
 PAPER_COLOR = "#555555"
 ENGINE_COLORS = {"orca-max": RED, "orca-pow2": ORANGE, "orca-oracle": GREEN, "vllm-v0": BLUE}
@@ -42,10 +43,10 @@ def bars(picture: Any, rows: Sequence[Row], label: str) -> None:
     axes.legend()
 
 
-def latency_curves(picture: Any, rows: Sequence[Row], panels: Mapping[str, str], bound_s: float, latency: str) -> None:
+def latency_curves(picture: Any, rows: Sequence[Row], panels: Mapping[str, str]) -> None:
     """Normalised latency against the rate, a panel for each `suffix: title`, a line for each engine in it."""
     for axes, (suffix, title) in zip(_panels(picture, len(panels)), panels.items(), strict=True):
-        mine = [row for row in rows if row.quantity == latency and row.series.endswith(suffix)]
+        mine = [row for row in rows if row.quantity == LATENCY and row.series.endswith(suffix)]
         for series in dict.fromkeys(row.series for row in mine):
             points, engine = [row for row in mine if row.series == series], series.removesuffix(suffix)
             axes.plot(
@@ -56,9 +57,9 @@ def latency_curves(picture: Any, rows: Sequence[Row], panels: Mapping[str, str],
                 color=ENGINE_COLORS[engine],
                 label=engine,
             )
-        axes.axhline(bound_s, color=PAPER_COLOR, lw=0.8, ls="--")
+        axes.axhline(BOUND_S, color=PAPER_COLOR, lw=0.8, ls="--")
         axes.set_title(title, fontsize=8.5)
-        axes.set_ylim(0, 2.5 * bound_s)
+        axes.set_ylim(0, 2.5 * BOUND_S)
         axes.set_xlabel("requests/s")
         axes.set_xlim(left=0)
     first = picture.axes[0]
@@ -117,9 +118,7 @@ def _of(rows: Sequence[Row], series: str, part: str, value_of: Callable[[Row], f
     return next((value_of(row) or 0.0 for row in rows if (row.series, row.x) == (series, part)), 0.0)
 
 
-def lines(
-    picture: Any, rows: Sequence[Row], label: str, x_label: str, *, log_x: bool = False, log_y: bool = False
-) -> None:
+def lines(picture: Any, rows: Sequence[Row], label: str, x_label: str, *, is_log: bool = False) -> None:
     """A line per series over numeric x; published points as crosses, published ranges as bars through them."""
     axes = picture.subplots()
     series = list(dict.fromkeys(row.series for row in rows))
@@ -135,11 +134,10 @@ def lines(
                 axes.plot([float(row.x)] * 2, [low, high], color=color, lw=4, alpha=0.25, solid_capstyle="butt")
         papers = [row for row in points if paper_value(row) is not None]
         axes.plot([float(row.x) for row in papers], [paper_value(row) for row in papers], "x", color=color, ms=7)
-    if log_x:
+    if is_log:
         axes.set_xscale("log", base=2)
         ticks = sorted({float(row.x) for row in rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    if log_y:
         axes.set_yscale("log")
     axes.set(xlabel=x_label, ylabel=label)
     axes.legend()

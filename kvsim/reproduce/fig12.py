@@ -20,7 +20,7 @@ from kvsim.reproduce.recipe import (
     lengths_of,
     scenario,
 )
-from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
+from kvsim.reproduce.sustained import BOUND_S, RATIO, Search, curve, ratio
 
 PER_STEP = "opt-13b, overhead per step"
 PER_STEP_175B = "opt-175b, overhead per step"
@@ -73,9 +73,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    latency_curves(
-        picture, rows, {f", {model}": model.upper() for model in COMPARED if model in recipe.KV_BYTES}, BOUND_S, LATENCY
-    )
+    latency_curves(picture, rows, {f", {model}": model.upper() for model in COMPARED if model in recipe.KV_BYTES})
 
 
 FIGURE = Figure(

@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
 from kvsim.reproduce.recipe import ALL_AT_ONCE, VLLM, Scenario, scenario
-from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
+from kvsim.reproduce.sustained import RATIO, Search, curve, ratio
 
 ORACLE = "orca-oracle"
 PREFIXES = {"1 shot (80 tokens)": 80, "5 shots (341 tokens)": 341}
@@ -59,7 +59,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    latency_curves(picture, rows, {f", {name}": name for name in PREFIXES}, BOUND_S, LATENCY)
+    latency_curves(picture, rows, {f", {name}": name for name in PREFIXES})
 
 
 FIGURE = Figure(

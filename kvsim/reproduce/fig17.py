@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.reproduce.draw import latency_curves
 from kvsim.reproduce.figure import Figure, Ours, Results, Row, Scale
 from kvsim.reproduce.recipe import ALL_AT_ONCE, ENGINES, ORCA, VLLM, scenario
-from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATIO, Search, curve, ratio
+from kvsim.reproduce.sustained import RATIO, Search, curve, ratio
 
 CHAT = {
     "type": "lognormal",
@@ -39,7 +39,7 @@ def ours(results: Results) -> list[Ours]:
 
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
-    latency_curves(picture, rows, {"": "OPT-13B"}, BOUND_S, LATENCY)
+    latency_curves(picture, rows, {"": "OPT-13B"})
 
 
 FIGURE = Figure(

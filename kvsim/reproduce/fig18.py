@@ -76,7 +76,7 @@ def block_ours(results: Results) -> list[Ours]:
 
 def block_draw(picture: Any, rows: Sequence[Row]) -> None:
     curves = [row for row in rows if row.quantity == LATENCY]
-    lines(picture, curves, LATENCY, "block size (tokens)", log_x=True, log_y=True)
+    lines(picture, curves, LATENCY, "block size (tokens)", is_log=True)
 
 
 FIG18A = Figure(

@@ -62,7 +62,7 @@ def _crossing(swap: dict[int, float], recompute: float) -> float | None:
 
 def draw(picture: Any, rows: Sequence[Row]) -> None:
     curves = [row for row in rows if row.quantity == COST]
-    lines(picture, curves, "ms", "block size (tokens)", log_x=True, log_y=True)
+    lines(picture, curves, "ms", "block size (tokens)", is_log=True)
 
 
 FIGURE = Figure(

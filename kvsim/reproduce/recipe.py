@@ -39,17 +39,16 @@ surviving beams are is a matter of the text and of the model that writes it."""
 SEED = 2023
 
 
-def lengths_of(dataset: str, **changes: Any) -> Scenario:
-    """Real pairs at the published means; `changes` replace keys."""
+def lengths_of(dataset: str) -> Scenario:
+    """Real pairs at the published means."""
     prompt_mean, output_mean = _SCALED_MEANS[dataset]
-    preset = {
+    return {
         "type": "preset",
         "name": dataset,
         "prompt_mean": prompt_mean,
         "output_mean": output_mean,
         "max_total": MAX_MODEL_LEN,
     }
-    return preset | changes
 
 
 def engine_of(name: str) -> tuple[str, Scenario]:
@@ -126,16 +125,14 @@ def scenario(
     return base
 
 
-def served_for(
-    engine: str, dataset: str, rate: float, seconds: float, *, lengths: Scenario | None = None, **keywords: Any
-) -> Scenario:
+def served_for(engine: str, dataset: str, rate: float, seconds: float, **keywords: Any) -> Scenario:
     """Poisson arrivals for `seconds`, when the clock stops: requests come until the end."""
     num_requests = round(rate * seconds * 1.1 + 50)
-    lengths = lengths_of(dataset) if lengths is None else lengths
-    return scenario(engine, lengths, poisson(rate), num_requests, horizon_s=seconds, **keywords)
+    return scenario(engine, lengths_of(dataset), poisson(rate), num_requests, horizon_s=seconds, **keywords)
 
 
-def saturated(engine: str, dataset: str, num_requests: int, **keywords: Any) -> Scenario:
+def saturated(
+    engine: str, dataset: str, num_requests: int, *, lengths: Scenario | None = None, **keywords: Any
+) -> Scenario:
     """All requests at once: the memory at saturation is `kv_saturated` of the summary."""
-    lengths = keywords.pop("lengths", None) or lengths_of(dataset)
-    return scenario(engine, lengths, ALL_AT_ONCE, num_requests, **keywords)
+    return scenario(engine, lengths or lengths_of(dataset), ALL_AT_ONCE, num_requests, **keywords)

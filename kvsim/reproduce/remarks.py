@@ -17,12 +17,10 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.4g}"
 
 
-def _get(rows: Sequence[Row], series: str, x: str, quantity: str) -> float | None:
-    return next((row.ours for row in rows if (row.series, row.x, row.quantity) == (series, x, quantity)), None)
-
-
 def _number_of(rows: Sequence[Row], series: str, x: str, quantity: str) -> str:
-    return number(_get(rows, series, x, quantity))
+    """What came out, as the table has it."""
+    found = (row.ours for row in rows if (row.series, row.x, row.quantity) == (series, x, quantity))
+    return number(next(found, None))
 
 
 def _paper(rows: Sequence[Row], series: str, x: str, quantity: str) -> str:
@@ -150,8 +148,8 @@ def _blocks(tables: Tables) -> str:
 def _swaps(tables: Tables) -> str:
     """Figure 19: where the crossing lies, and why."""
     rows = tables["fig19"]
-    crossing = number(_get(rows, "swap = recompute", "", "block size"))
-    largest = number(_get(rows, "recompute / swap", "16 to 64", "largest ratio"))
+    crossing = _number_of(rows, "swap = recompute", "", "block size")
+    largest = _number_of(rows, "recompute / swap", "16 to 64", "largest ratio")
     published = _paper(rows, "recompute / swap", "16 to 64", "largest ratio")
     return (
         "Recompute does not see the block size and swap is bad at small blocks, both as published; they cross at "
@@ -248,24 +246,16 @@ def _points() -> list[tuple[str, str]]:
 
 def _cures(tables: Tables) -> str:
     """Beyond the paper, as a table."""
-    rows = tables["beyond"]
-    lines = []
-    for name in beyond.VARIANTS:
-        batch, rate, tail = (
-            _get(rows, name, "", measure)
-            for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
-        )
-        lines.append(f"| {name} | {number(batch)} | {number(rate)} | {number(tail)} |")
-    for dataset, (rate_per_s, *_) in beyond.SERVED.items():
-        for name in ("vLLM 2023", "vLLM today", "no-evict"):
-            series = f"{name}, {dataset} at {rate_per_s:g}/s"
-            values = (
-                _get(rows, series, "", measure)
-                for measure in ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
-            )
-            lines.append(f"| {series} | " + " | ".join(map(number, values)) + " |")
-    head = "| | requests in a batch | requests/s | p99 inter-token latency (ms) |\n|---|---:|---:|---:|\n"
-    return head + "\n".join(lines)
+    measures = ("requests in a batch", "requests/s", "p99 inter-token latency (ms)")
+
+    def row(series: str) -> str:
+        return f"| {series} | {' | '.join(_number_of(tables['beyond'], series, '', one) for one in measures)} |"
+
+    served = (
+        f"{name}, {dataset} at {rate:g}/s" for dataset, (rate, *_) in beyond.SERVED.items() for name in beyond.ENGINES
+    )
+    head = f"| | {' | '.join(measures)} |\n|---|---:|---:|---:|\n"
+    return head + "\n".join(map(row, (*beyond.VARIANTS, *served)))
 
 
 def _cured(tables: Tables) -> str:
@@ -302,14 +292,14 @@ def _worth(tables: Tables) -> str:
     rows = tables["worth"]
     by_spread = {
         share: [
-            number(_get(rows, f"mean / maximum {share:g}, by spread", f"{spread:g}", worth.GAIN))
+            _number_of(rows, f"mean / maximum {share:g}, by spread", f"{spread:g}", worth.GAIN)
             for spread in (worth.SPREADS[0], worth.SPREADS[-1])
         ]
         for share in worth.MEAN_SHARES
     }
     spreads = "; ".join(f"{share:g}: {first} to {last}" for share, (first, last) in by_spread.items())
     clients = "; ".join(
-        f"{clients} clients {number(_get(rows, 'mean length 512, by clients', str(clients), worth.GAIN))}"
+        f"{clients} clients {_number_of(rows, 'mean length 512, by clients', str(clients), worth.GAIN)}"
         for clients in worth.CLIENTS
     )
     return (

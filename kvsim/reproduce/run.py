@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from kvsim.reproduce.published import Key as PublishedKey
 from kvsim.reproduce.published import Published, published
 from kvsim.reproduce.table import beside, to_csv
 from kvsim.reproduce.work import CPU_SECONDS, Key, run_cases
+from kvsim.sweeps.store import write_whole
 from kvsim.types import Progress, ScenarioError
 
 FIGURES: dict[str, Figure] = {
@@ -144,12 +144,16 @@ def write(found: Reproduction, out: Path) -> None:
     """A CSV and a picture per figure, and the page where no figure is missing."""
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in found.tables.items():
-        _replace(out / f"{name}.csv", to_csv(rows).encode())
+        _write(out / f"{name}.csv", to_csv(rows))
         draw(FIGURES[name], rows, out / f"{name}.png")
     if set(found.tables) == set(FIGURES):
         from kvsim.reproduce.page import page
 
-        _replace(out / PAGE, page(found).encode())
+        _write(out / PAGE, page(found))
+
+
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def draw(figure: Figure, rows: Sequence[Row], path: Path) -> None:
@@ -160,13 +164,4 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path) -> None:
         picture = new_figure(3.6, fits_itself=True)
         figure.draw(picture, rows)
         picture.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save(picture, temporary)
-    temporary.replace(path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """A file is there whole, or as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    write_whole(path, lambda place: save(picture, place))

@@ -14,11 +14,7 @@ MODELS = ("opt-13b", "opt-66b", "opt-175b")
 
 def cases(scale: Scale) -> dict[str, Scenario]:
     """One request each: only the size of the pool is asked for."""
-    return {model: _tiny(model) for model in MODELS}
-
-
-def _tiny(model: str) -> Scenario:
-    return saturated(VLLM, "alpaca", 1, model=model)
+    return {model: saturated(VLLM, "alpaca", 1, model=model) for model in MODELS}
 
 
 def ours(results: Results) -> list[Ours]:

@@ -77,7 +77,7 @@ def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def _rate(value: Any) -> float:
@@ -172,6 +172,11 @@ def _two(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": 2, "maxItems": 2}
 
 
+def _or_text(example: str, **number: Any) -> WithJsonSchema:
+    """JSON Schema of a number that may be a text with its unit."""
+    return WithJsonSchema({"anyOf": [number, {"type": "string"}], "examples": [example]})
+
+
 Bool: TypeAlias = Annotated[bool, BeforeValidator(_boolean)]
 Text: TypeAlias = Annotated[str, BeforeValidator(_text), Field(max_length=4096)]
 FolderName: TypeAlias = Annotated[str, BeforeValidator(_folder_name)]
@@ -190,22 +195,21 @@ Rate: TypeAlias = Annotated[
     BeforeValidator(_rate),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "inf"}]}),
 ]
-_SIZE_SCHEMA = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "examples": ["40GiB"]})
-_POSITIVE_SIZE_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["40GiB"]}
-)
-_NS_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1e9}, {"type": "string"}], "examples": ["100ms"]}
-)
-_SECONDS_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e9}, {"type": "string"}], "examples": ["100ms"]}
-)
-Size: TypeAlias = Annotated[int, BeforeValidator(_size), PlainSerializer(format_bytes), _SIZE_SCHEMA]
-PositiveSize: TypeAlias = Annotated[
-    int, BeforeValidator(_positive_size), PlainSerializer(format_bytes), _POSITIVE_SIZE_SCHEMA
+Size: TypeAlias = Annotated[
+    int, BeforeValidator(_size), PlainSerializer(format_bytes), _or_text("40GiB", type="integer", minimum=0)
 ]
-TimeNs: TypeAlias = Annotated[int, BeforeValidator(_ns), PlainSerializer(format_ns), _NS_SCHEMA]
-Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), _SECONDS_SCHEMA]
+PositiveSize: TypeAlias = Annotated[
+    int, BeforeValidator(_positive_size), PlainSerializer(format_bytes), _or_text("40GiB", type="integer", minimum=1)
+]
+TimeNs: TypeAlias = Annotated[
+    int,
+    BeforeValidator(_ns),
+    PlainSerializer(format_ns),
+    _or_text("100ms", type="number", exclusiveMinimum=0, maximum=1e9),
+]
+Seconds: TypeAlias = Annotated[
+    float, BeforeValidator(_seconds), _or_text("100ms", type="number", minimum=0, maximum=1e9)
+]
 LengthRange: TypeAlias = Annotated[
     tuple[int, int],
     BeforeValidator(_length_range),

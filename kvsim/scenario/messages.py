@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.layout import homes, keys_at, models_at, types_of
-from kvsim.scenario.words import did_you_mean, likeness, shorten
+from kvsim.scenario.words import did_you_mean, likeness
 from kvsim.scenario.yaml_loader import ABSENT, Key, dotted, look_up
+from kvsim.types import shown
 
 MAX_PROBLEMS = 10
 MAX_KEY = 200
@@ -107,7 +108,6 @@ def _explain(key: Key, item: Any, data: dict[str, Any]) -> str:
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     if value is None and kind not in ("missing", "extra_forbidden"):
         return "is empty (null); give it a value, or leave the key out for its default"
-    shown = shorten(value)
     if kind == "extra_forbidden":
         return unknown_key(key, data)
     if kind == "missing":
@@ -117,20 +117,28 @@ def _explain(key: Key, item: Any, data: dict[str, Any]) -> str:
     if kind == "union_tag_not_found":
         return _tag_missing(key, value)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        known = keys_at(tuple(part for part in key if isinstance(part, str)))
-        takes = f"is {shown}; it takes keys: {', '.join(known)}" if known else f"is {shown}; it takes keys and values"
-        return takes + (f"; did you mean {dotted((*key, 'type'))}: {value}?" if _names_a_type(key, value) else "")
+        keys = ": " + ", ".join(known) if (known := keys_at(_names(key))) else " and values"
+        return f"is {shown(value)}; it takes keys{keys}" + (
+            f"; did you mean {dotted((*key, 'type'))}: {value}?" if _names_a_type(key, value) else ""
+        )
     if kind == "value_error":
         reason = str(context.get("error", item["msg"]))
-        return reason if isinstance(value, dict) else f"is {shown}; {reason}"
-    return f"is {shown}; {_limit(kind, context) or item['msg'][0].lower() + item['msg'][1:]}"
+        return reason if isinstance(value, dict) else f"is {shown(value)}; {reason}"
+    return f"is {shown(value)}; {_limit(kind, context) or item['msg'][0].lower() + item['msg'][1:]}"
+
+
+def _names(key: Key) -> tuple[str, ...]:
+    """The path of a mapping, whichever of a list's items it is in."""
+    return tuple(part for part in key if isinstance(part, str))
+
+
+def _types_at(key: Key) -> list[str]:
+    return [kind for model in models_at(_names(key)) for kind in types_of(model)]
 
 
 def _names_a_type(key: Key, value: object) -> bool:
     """Whether a single value where a mapping belongs is what its `type:` could be."""
-    models = models_at(tuple(part for part in key if isinstance(part, str)))
-    kinds = [kind for model in models for kind in types_of(model)]
-    return value in kinds or (key in TAKES_CODE and is_import_path(value))
+    return value in _types_at(key) or (key in TAKES_CODE and is_import_path(value))
 
 
 def _limit(kind: str, context: dict[str, Any]) -> str | None:
@@ -160,12 +168,11 @@ def _not_one_of(value: Any, expected: str) -> str:
     choices = [word.strip("' ") for word in expected.replace(" or ", ", ").split(",")]
     given = value.get("type") if isinstance(value, dict) else value
     what = "type is" if isinstance(value, dict) else "is"
-    return f"{what} {shorten(given)}; must be one of {', '.join(choices)}{did_you_mean(given, choices)}"
+    return f"{what} {shown(given)}; must be one of {', '.join(choices)}{did_you_mean(given, choices)}"
 
 
 def _tag_missing(key: Key, value: Any) -> str:
-    path = tuple(part for part in key if isinstance(part, str))
-    choices = [kind for model in models_at(path) for kind in types_of(model)]
+    choices = ", ".join(_types_at(key))
     if isinstance(value, dict) and "type" in value:
-        return f"type is {shorten(value['type'])}; must be one of {', '.join(choices)}"
-    return f"type is missing; it is one of {', '.join(choices)}"
+        return f"type is {shown(value['type'])}; must be one of {choices}"
+    return f"type is missing; it is one of {choices}"

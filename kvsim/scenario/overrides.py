@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kvsim.scenario.words import shorten
 from kvsim.scenario.yaml_loader import MAX_DEPTH, Key, dotted, parse_value
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 MAX_SHOWN = 120
 """Characters of an option that messages repeat."""
@@ -57,43 +56,30 @@ def _key(name: str, text: str) -> Key:
     parts = name.split(".")
     if len(parts) > MAX_DEPTH or not all(part.strip() for part in parts):
         raise ScenarioError(
-            f"{text}: {shorten(name)} is not a key; write names with dots between, such as memory.swap_space"
+            f"{text}: {shown(name)} is not a key; write names with dots between, such as memory.swap_space"
         )
     return tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts)
 
 
 def _set(data: dict[str, Any], override: Override) -> None:
-    # A copy: the engine's preset is laid under a block, and the same change is used for the next engine.
-    value = copy.deepcopy(override.value)
     current: Any = data
-    *parents, last = override.key
-    for depth, part in enumerate(parents):
-        current = _descend(current, part, override, depth)
-    if isinstance(current, list):
-        if not isinstance(last, int) or last >= len(current):
-            raise ScenarioError(
-                f"{override.text}: {dotted(tuple(parents))} is a list of {len(current)}; give an index below that"
-            )
-        current[last] = value
-    else:
-        current[_name(current, last)] = value
+    for depth in range(len(override.key) - 1):
+        place = _place(current, override, depth)
+        if isinstance(current, dict) and current.get(place) is None:
+            current[place] = {}
+        current = current[place]
+    # A copy: the engine's preset is laid under a block, and the same change is used for the next engine.
+    current[_place(current, override, len(override.key) - 1)] = copy.deepcopy(override.value)
 
 
-def _descend(current: Any, part: str | int, override: Override, depth: int) -> Any:
-    if isinstance(current, list):
-        if not isinstance(part, int) or part >= len(current):
-            path = dotted(override.key[:depth])
-            raise ScenarioError(f"{override.text}: {path} is a list of {len(current)}; give an index below that")
-        return current[part]
-    name = _name(current, part)
-    if current.get(name) is None:
-        current[name] = {}
-    if not isinstance(current[name], dict | list):
-        path = dotted(override.key[: depth + 1])
-        raise ScenarioError(f"{override.text}: {path} is the single value {current[name]!r:.60}; it has no keys")
-    return current[name]
-
-
-def _name(mapping: dict[Any, Any], part: str | int) -> str | int:
-    """Keys of mappings are texts, such as the priorities of a workload."""
-    return part if part in mapping else str(part)
+def _place(current: Any, override: Override, depth: int) -> str | int:
+    """The name or the index that part `depth` of the key has in `current`, which the parts before it lead to."""
+    part, path = override.key[depth], dotted(override.key[:depth])
+    if isinstance(current, dict):
+        # Keys of mappings are texts, such as the priorities of a workload.
+        return part if part in current else str(part)
+    if not isinstance(current, list):
+        raise ScenarioError(f"{override.text}: {path} is the single value {current!r:.60}; it has no keys")
+    if not isinstance(part, int) or part >= len(current):
+        raise ScenarioError(f"{override.text}: {path} is a list of {len(current)}; give an index below that")
+    return part

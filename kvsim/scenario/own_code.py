@@ -11,21 +11,20 @@ from typing import Any
 from kvsim.memory.interface import PrefixMatch
 from kvsim.request import Group, Request
 from kvsim.scenario.fields import LONGEST_NS
-from kvsim.scenario.words import shorten
 from kvsim.scheduling.plan import Rejection, StepOutcome, StepPlan, StepShape
-from kvsim.types import AllocStatus, Ns, ScenarioError
+from kvsim.types import AllocStatus, Ns, ScenarioError, shown
 
 
 def checked_policy(policy: Any, path: str, name: str) -> Callable[..., Any]:
     """A function that a scheduler asks; raises ScenarioError where it returns what is no answer."""
     if not callable(policy):
-        raise ScenarioError(f"scheduler.{name}: {path} is {shorten(policy)}; must be a function")
+        raise ScenarioError(f"scheduler.{name}: {path} is {shown(policy)}; must be a function")
 
     @functools.wraps(policy)
     def ask(*args: Any) -> Any:
         value = policy(*args)
         if wanted := _wrong_answer(name, args, value):
-            raise ScenarioError(f"scheduler.{name}: {path} returned {shorten(value)}; must be {wanted}")
+            raise ScenarioError(f"scheduler.{name}: {path} returned {shown(value)}; must be {wanted}")
         return value
 
     return ask
@@ -62,10 +61,7 @@ def checked_allocator(allocator: Any, path: str) -> Any:
 
     Engines look at the class of an allocator and call some of its methods often, so it is not wrapped.
     """
-    if missing := [name for name in _ALLOCATOR_OFFERS if not hasattr(allocator, name)]:
-        raise ScenarioError(
-            f"allocator: {path}: has no {', '.join(missing)}; see docs/extend.md for what it must offer"
-        )
+    _check_offers(allocator, f"allocator: {path}", _ALLOCATOR_OFFERS)
     for name, (is_right, wanted) in _ALLOCATOR_ANSWERS.items():
         method = getattr(allocator, name, None)
         with suppress(AttributeError):  # A class with slots is taken at its word.
@@ -81,10 +77,15 @@ def _answering(
     def ask(*args: Any, **keywords: Any) -> Any:
         value = method(*args, **keywords)
         if not is_right(value):
-            raise ScenarioError(f"{culprit} returned {shorten(value)}; must be {wanted}")
+            raise ScenarioError(f"{culprit} returned {shown(value)}; must be {wanted}")
         return value
 
     return ask
+
+
+def _check_offers(part: Any, culprit: str, offers: tuple[str, ...]) -> None:
+    if missing := [name for name in offers if not hasattr(part, name)]:
+        raise ScenarioError(f"{culprit}: has no {', '.join(missing)}; see docs/extend.md for what it must offer")
 
 
 class _Checked:
@@ -96,17 +97,14 @@ class _Checked:
     def __init__(self, part: Any, path: str) -> None:
         self._part = part
         self._path = path
-        if missing := [name for name in self.OFFERS if not hasattr(part, name)]:
-            raise ScenarioError(
-                f"{self.KEY}: {path}: has no {', '.join(missing)}; see docs/extend.md for what it must offer"
-            )
+        _check_offers(part, f"{self.KEY}: {path}", self.OFFERS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
 
     def _checked(self, method: str, value: Any, is_right: bool, wanted: str) -> Any:
         if not is_right:
-            raise ScenarioError(f"{self.KEY}: {self._path}: {method} returned {shorten(value)}; must be {wanted}")
+            raise ScenarioError(f"{self.KEY}: {self._path}: {method} returned {shown(value)}; must be {wanted}")
         return value
 
 
@@ -150,7 +148,7 @@ class CheckedSource(_Checked):
         self._checked("take_due", value, are_requests, "a list of kvsim.request.Request")
         for request in value:
             if problem := _wrong_request(request):
-                raise ScenarioError(f"{self.KEY}: {self._path}: request {shorten(request.request_id)}: {problem}")
+                raise ScenarioError(f"{self.KEY}: {self._path}: request {shown(request.request_id)}: {problem}")
         if not value and (due := self.next_ns()) is not None and due <= now:
             self._checked("take_due", value, False, f"the requests of {due} ns that next_ns named: it is {now} ns now")
         return list(value)

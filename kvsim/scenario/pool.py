@@ -150,8 +150,7 @@ class Pool:
     def _kv_bytes_of_gpu(self) -> int:
         from kvsim.capacity import kv_cache_bytes
 
-        scenario = self.scenario
-        return kv_cache_bytes(self.geometry, self.gpu, scenario)
+        return kv_cache_bytes(self.geometry, self.gpu, self.scenario)
 
 
 def _custom_block_size(scenario: Scenario) -> int:

@@ -21,9 +21,9 @@ from kvsim.scenario.messages import join, problems_of
 from kvsim.scenario.overrides import Override, apply_overrides, override_of, parse_overrides
 from kvsim.scenario.presets import PRESETS
 from kvsim.scenario.schema import ENGINES, Scenario
-from kvsim.scenario.words import did_you_mean, shorten
+from kvsim.scenario.words import did_you_mean
 from kvsim.scenario.yaml_loader import ABSENT, Document, Key, load_yaml, look_up, parse_scalar, parse_yaml
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 HEADER = "# kvsim scenario, resolved: every value, and where it came from. Running this file gives the same results."
 _ORIGIN = re.compile(r"  # (default|file|command line|engine [a-z0-9-]+)$")
@@ -58,8 +58,7 @@ class ResolvedScenario:
 
     def with_values(self, values: Mapping[str, Any], option: str | None = None) -> ResolvedScenario:
         """The same scenario with values changed, by dotted key; `option` as in `with_engine`. Raises ScenarioError."""
-        texts = {name: None if option is None else f"{option} {name}={value}" for name, value in values.items()}
-        changes = tuple(override_of(name, value, texts[name]) for name, value in values.items())
+        changes = [override_of(name, value, option and f"{option} {name}={value}") for name, value in values.items()]
         return resolve(self.document, (*self.overrides, *changes))
 
     def origin(self, key: Key) -> str:
@@ -146,7 +145,7 @@ def _engine_of(data: dict[str, Any], document: Document, overrides: tuple[Overri
         engine = data["engine"] = "paged"
     if engine not in ENGINES:
         raise ScenarioError(
-            f"{_where(('engine',), document, overrides)}: engine: is {shorten(engine)}; must be one of "
+            f"{_where(('engine',), document, overrides)}: engine: is {shown(engine)}; must be one of "
             f"{', '.join(ENGINES)}{did_you_mean(engine, ENGINES)} "
             "(classes of your own go into allocator: and scheduler:)"
         )
@@ -202,16 +201,11 @@ def _fit_to_engine(data: dict[str, Any], engine: str, document: Document, overri
 
 
 def _merge_under(data: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    for key, value in defaults.items():
-        if data.get(key) is None:
-            data[key] = copy.deepcopy(value)
-        elif isinstance(value, Mapping) and isinstance(data[key], dict):
-            if key == "allocator" or key == "scheduler":
-                is_custom = data[key].get("type") not in (None, value.get("type"))
-                if is_custom:
-                    continue
-            for name, default in value.items():
-                data[key].setdefault(name, default)
+    for key, block in defaults.items():
+        given = data.setdefault(key, {})
+        # A part of another type has nothing to do with the preset's values.
+        if isinstance(given, dict) and given.get("type") in (None, block["type"]):
+            data[key] = {**block, **given}
 
 
 def _locate_files(scenario: Scenario, document: Document, overrides: tuple[Override, ...]) -> Scenario:
@@ -249,7 +243,7 @@ def _find(text: str, key: Key, base: Path, document: Document, overrides: tuple[
     name = ".".join(str(part) for part in key)
     for candidate in candidates:
         if os.path.exists(candidate):
-            raise ScenarioError(f"{where}: {name}: {shorten(text)} is not a regular file; give the file itself")
+            raise ScenarioError(f"{where}: {name}: {shown(text)} is not a regular file; give the file itself")
     tried = " or ".join(dict.fromkeys(str(candidate) for candidate in candidates))
     raise ScenarioError(f"{where}: {name}: there is no file {tried}; give a path that exists")
 

@@ -24,10 +24,17 @@ from kvsim.scenario.schema import (
     VllmV0Scheduler,
     VllmV1Scheduler,
 )
-from kvsim.scenario.words import did_you_mean, shorten
-from kvsim.scenario.workload_schema import BatchArrivals, FixedLengths, GammaArrivals, UniformLengths, Workload
+from kvsim.scenario.words import did_you_mean
+from kvsim.scenario.workload_schema import (
+    BatchArrivals,
+    FixedLengths,
+    GammaArrivals,
+    Sessions,
+    UniformLengths,
+    Workload,
+)
 from kvsim.scenario.yaml_loader import Key, dotted
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 if TYPE_CHECKING:
     from kvsim.scenario.resolve import ResolvedScenario
@@ -65,9 +72,7 @@ _LINEAR = _Unpriced(
     "use type kernels (profiles of GPUs) or roofline, or change its coefficients too",
 )
 _ROOFLINE = _Unpriced(
-    ("gpu",),
-    ("peak_tflops", "memory_bandwidth_gb_s"),
-    "change peak_tflops and memory_bandwidth_gb_s too",
+    ("gpu",), ("peak_tflops", "memory_bandwidth_gb_s"), "change peak_tflops and memory_bandwidth_gb_s too"
 )
 _PROFILE = _Unpriced(("gpu",), ("profile",), "leave profile out, and it is that of the GPU")
 
@@ -162,7 +167,7 @@ def _unusable(scenario: Scenario, pool: Pool) -> Finding | None:
             return Finding(key, str(error).removeprefix("memory: "))
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # A config.json may hold anything; what its reader did not foresee is still the file's fault.
-            return Finding(key, f"is {shorten(getattr(scenario, str(key[0])))}, which cannot be used: {error}")
+            return Finding(key, f"is {shown(getattr(scenario, str(key[0])))}, which cannot be used: {error}")
     return None
 
 
@@ -396,7 +401,7 @@ def _idle_times(workload: Workload) -> Iterator[tuple[Key, str]]:
         yield ("arrivals", "batch_size"), "without an interval all groups come at once"
     if isinstance(arrivals, GammaArrivals) and arrivals.request_rate == math.inf:
         yield ("arrivals", "burstiness"), "all requests come at once"
-    if sessions is not None and 1 in (sessions.num_turns, sessions.mean_turns):
+    if sessions is not None and _have_one_turn(sessions):
         yield ("sessions", "think_time"), "a session has one turn"
     if sessions is not None and sessions.think_time == 0:
         yield ("sessions", "think_time_distribution"), "think_time is 0"
@@ -405,18 +410,14 @@ def _idle_times(workload: Workload) -> Iterator[tuple[Key, str]]:
         yield ("abort", "distribution"), "probability is 0, nobody gives up"
 
 
+def _have_one_turn(sessions: Sessions) -> bool:
+    return 1 in (sessions.num_turns, sessions.mean_turns)
+
+
 def _turns_find_their_history(scenario: Scenario) -> Iterator[Finding]:
     """What keeps a session's turns from the cache of the turns before, where one would look for hits."""
     workload, allocator = scenario.workload, scenario.allocator
-    if (
-        isinstance(workload, Custom)
-        or workload.sessions is None
-        or 1
-        in (
-            workload.sessions.num_turns,
-            workload.sessions.mean_turns,
-        )
-    ):
+    if isinstance(workload, Custom) or workload.sessions is None or _have_one_turn(workload.sessions):
         return
     if not getattr(allocator, "enable_prefix_caching", False) or isinstance(scenario.scheduler, VllmV0Scheduler):
         return

@@ -22,9 +22,3 @@ def natural(text: str) -> list[tuple[int, int, str]]:
     """Sort key by which `2` comes before `10`."""
     parts = re.split(r"([0-9]+)", text)
     return [(0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts if part]
-
-
-def shorten(value: object, limit: int = 60) -> str:
-    """A value as Python writes it, cut to fit a message."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -94,11 +94,7 @@ def parse_yaml(text: str, source: str, what: str = "scenario") -> Document:
     if not text.strip():
         raise ScenarioError(f"{source}: is empty; a {what} is a mapping of keys to values")
     _check_text(text, source)
-    _check_bounds(text, source)
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise _syntax_error(error, text, source) from None
+    node = _composed(text, source)
     if node is None:
         raise ScenarioError(f"{source}: holds only comments; a {what} is a mapping of keys to values")
     builder = _Builder(source)
@@ -133,12 +129,16 @@ def parse_value(text: str, source: str) -> Any:
     _check_text(text, source)
     if text.lstrip()[0] not in "[{\"'":
         return parse_scalar(text.strip())
+    node = _composed(text, source)
+    return None if node is None else _Builder(source).build(node, (), 0)
+
+
+def _composed(text: str, source: str) -> yaml.Node | None:
     _check_bounds(text, source)
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        return yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _syntax_error(error, text, source) from None
-    return None if node is None else _Builder(source).build(node, (), 0)
 
 
 class _Builder:
@@ -205,8 +205,7 @@ class _Builder:
         return text if node.style else parse_scalar(text)  # a quoted scalar is text
 
     def _error(self, node: yaml.Node, problem: str) -> ScenarioError:
-        mark = _mark(node)
-        return ScenarioError(f"{self.source}:{mark.line}:{mark.column}: {problem}")
+        return _at(node, self.source, problem)
 
 
 ABSENT: Any = object()
@@ -251,23 +250,22 @@ def _check_bounds(text: str, source: str) -> None:
             if isinstance(event, yaml.events.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
-                    raise _bound(event, source, f"nested more than {MAX_DEPTH} levels deep")
+                    raise _at(event, source, f"nested more than {MAX_DEPTH} levels deep")
             elif isinstance(event, yaml.events.CollectionEndEvent):
                 depth -= 1
             elif isinstance(event, yaml.events.AliasEvent):
                 num_aliases += 1
                 if num_aliases > MAX_ALIASES:
-                    raise _bound(event, source, f"more than {MAX_ALIASES} aliases (*name); write the values out")
+                    raise _at(event, source, f"more than {MAX_ALIASES} aliases (*name); write the values out")
     except yaml.YAMLError as error:
         raise _syntax_error(error, text, source) from None
     except RecursionError:
         raise ScenarioError(f"{source}: nested more than {MAX_DEPTH} levels deep") from None
 
 
-def _bound(event: yaml.events.Event, source: str, problem: str) -> ScenarioError:
-    mark = event.start_mark
-    where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-    return ScenarioError(f"{where}: {problem}")
+def _at(item: yaml.Node | yaml.events.Event, source: str, problem: str) -> ScenarioError:
+    mark = _mark(item)
+    return ScenarioError(f"{source}:{mark.line}:{mark.column}: {problem}")
 
 
 def _syntax_error(error: yaml.YAMLError, text: str, source: str) -> ScenarioError:
@@ -310,8 +308,8 @@ def _os_reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _mark(node: yaml.Node) -> Mark:
-    mark = node.start_mark
+def _mark(item: yaml.Node | yaml.events.Event) -> Mark:
+    mark = item.start_mark
     return Mark(mark.line + 1, mark.column + 1) if mark else Mark(1, 1)
 
 

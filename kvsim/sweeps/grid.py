@@ -233,7 +233,7 @@ def vary_of(block: Sweep) -> dict[str, list[Any]]:
 def own_combinations(base: ResolvedScenario) -> list[Point]:
     """The combinations of a scenario's own `sweep:` block, each with the first seed: all that can be wrong with it.
 
-    None if it has no such block. Raises ScenarioError as `make_grid` does.
+    Empty if it has no such block. Raises ScenarioError as `make_grid` does.
     """
     block = base.scenario.sweep
     if block is None:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
-from kvsim.scenario.words import shorten
 from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
 from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, vary_of
 from kvsim.sweeps.store import PointStore, owned, write_whole
 from kvsim.sweeps.tables import aggregate, rows_of, write_tables
 from kvsim.sweeps.work import Done, File, Task, work
-from kvsim.types import Progress, ScenarioError
+from kvsim.types import Progress, ScenarioError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +79,7 @@ def sweep(
     """
     if vary is not None and not isinstance(vary, Mapping):
         raise ScenarioError(
-            f"vary is {shorten(vary)}; must be a mapping of keys to values, such as {{'allocator.block_size': [8, 16]}}"
+            f"vary is {shown(vary)}; must be a mapping of keys to values, such as {{'allocator.block_size': [8, 16]}}"
         )
     base = resolve(scenario, values)
     grid = _grid(base, vary, seeds, zip)
@@ -199,7 +198,7 @@ class _Runner:
     def run(self) -> dict[int, Done]:
         """Compute what is missing; `results` has what is done so far, also when this is interrupted."""
         self._take_stock()
-        while missing := self._missing():
+        while missing := [point for point in self.points if point.index not in self.results]:
             num_before = len(self.results)
             try:
                 self._compute(missing)
@@ -213,9 +212,6 @@ class _Runner:
             if self.store is not None and (done := self.store.load(point)) is not None:
                 self.results[point.index] = done
         self._tell()
-
-    def _missing(self) -> list[Point]:
-        return [point for point in self.points if point.index not in self.results]
 
     def _compute(self, points: Sequence[Point]) -> None:
         if self.workers.is_this_process:

@@ -130,8 +130,8 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
     return series, errors
 
 
-def plot(comparison: Comparison, path: str | Path) -> None:
-    """Running, waiting and KV usage over time, predicted and measured, as one picture."""
+def plot(comparison: Comparison, path: str | Path) -> bool:
+    """Running, waiting and KV usage over time as one picture; False, and no file, where no series was compared."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -139,7 +139,7 @@ def plot(comparison: Comparison, path: str | Path) -> None:
 
     names = [name for name in _SERIES if name in comparison.series]
     if not names:
-        return
+        return False
     labels = {"running": "running requests", "waiting": "waiting requests", "kv_cache_pct": "KV usage (%)"}
     figure, axes = plt.subplots(len(names), 1, figsize=(8, 2.6 * len(names)), sharex=True, squeeze=False)
     for axis, name in zip(axes[:, 0], names, strict=True):
@@ -153,3 +153,4 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+    return True

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kvsim.scenario.schema import Scenario
     from kvsim.scheduling.plan import StepOutcome, StepPlan, StepShape
     from kvsim.sim.run import Simulation
-    from kvsim.workload.source import Source
     from kvsim.workload.trace import Trace
 
 HASH_BLOCK = 16
@@ -110,12 +109,16 @@ def predict(
     from kvsim.metrics.export import request_columns, step_columns
     from kvsim.registry import Pool, make_allocator, make_scheduler
     from kvsim.sim.run import simulate
+    from kvsim.workload.builder import trace_source
+    from kvsim.workload.spec import WorkloadSpec
+    from kvsim.workload.streams import streams
 
     scenario = _scenario(setting)
     pool = Pool(scenario)
     scheduler = make_scheduler(scenario, make_allocator(scenario, pool), pool)
     cost = kernel_cost(setting, decode_overhead_us, mixed_overhead_us, gemm_tiles)
-    source, order, source_notes = _source(run, workload, setting)
+    trace, order, notes = _queued_trace(run, workload, setting)
+    source = trace_source(WorkloadSpec(trace=str(workload)), trace, streams(0))
     log = StepLog()
     simulation: Simulation = simulate(scheduler, cost, source, observers=(log,))
     columns = request_columns(simulation.recorder)
@@ -137,7 +140,7 @@ def predict(
         used[: len(log.end_ns)],
         cost,
         int(np.sum(columns["num_preemptions"])),
-        source_notes,
+        notes,
     )
 
 
@@ -195,19 +198,10 @@ def _scenario(setting: Setting) -> Scenario:
     ).scenario
 
 
-def _source(run: RecordedRun, workload: str | Path, setting: Setting) -> tuple[Source, np.ndarray, tuple[str, ...]]:
-    """The workload's requests at the run's queue times; the order in which they were queued; and what differs."""
-    from kvsim.workload.builder import trace_source
-    from kvsim.workload.spec import WorkloadSpec
-    from kvsim.workload.streams import streams
-
-    trace, order, notes = _queued_trace(run, workload, setting)
-    return trace_source(WorkloadSpec(trace=str(workload)), trace, streams(0)), order, notes
-
-
 def _queued_trace(
     run: RecordedRun, workload: str | Path, setting: Setting
 ) -> tuple[Trace, np.ndarray, tuple[str, ...]]:
+    """The workload's requests at the run's queue times; the order in which they were queued; and what differs."""
     from kvsim.workload.trace import in_file_order
 
     trace = in_file_order(_load_workload(workload))

@@ -17,7 +17,6 @@ from kvsim.workload.content import (
     HashTexts,
     OwnTexts,
     PrefixedTexts,
-    Prefixes,
     Texts,
     draw_prefixes,
     shares_of,
@@ -283,37 +282,28 @@ def trace_source(spec: WorkloadSpec, trace: Trace, rng: Streams) -> Source:
 
 def _idle_keys(spec: WorkloadSpec, trace: Trace) -> Iterator[str]:
     """The keys of a block that this trace makes idle, and why: what only the file tells."""
-    default = WorkloadSpec()
     own_lengths = spec.lengths is None or spec.arrivals is None or spec.arrivals.type != "trace"
+    # By hash ids, by groups, or by sessions, whose turns share what was said before.
+    is_told = trace.hash_ids is not None or trace.prefix_group is not None
+    says_what_is_shared = trace.session is not None or (own_lengths and is_told)
+    num_samples = spec.sampling.n if trace.n is None else int(trace.n.max(initial=1))
     idle: list[tuple[str, bool, str]] = [
         ("hash_block_size", spec.hash_block_size is not None and trace.hash_ids is None, "it has no hash ids"),
         (
             "chars_per_token",
-            spec.chars_per_token != default.chars_per_token and trace.format != "sharegpt",
+            spec.chars_per_token != WorkloadSpec().chars_per_token and trace.format != "sharegpt",
             f"it has lengths, not texts (read as {trace.format})",
         ),
         ("priorities", spec.priorities is not None and trace.priority is not None, "it has priorities of its own"),
         ("sampling.n", spec.sampling.n > 1 and trace.n is not None, "it has numbers of samples of its own"),
-        (
-            "sampling.lengths",
-            spec.sampling.lengths == "independent"
-            and (spec.sampling.n if trace.n is None else int(trace.n.max(initial=1))) == 1,
-            "a request has one sample",
-        ),
+        ("sampling.lengths", spec.sampling.lengths == "independent" and num_samples == 1, "a request has one sample"),
     ]
     for name in ("system_prompt", "few_shot"):
-        is_given = spec.content is not None and getattr(spec.content, name) is not None
-        idle.append(
-            (f"content.{name}", is_given and _says_what_is_shared(trace, own_lengths), "it says what is shared")
-        )
+        is_given = getattr(spec.content, name, None) is not None
+        idle.append((f"content.{name}", is_given and says_what_is_shared, "it says what is shared"))
     for key, is_idle, reason in idle:
         if is_idle:
             yield f"{trace.path}: workload.{key} is not used: {reason}"
-
-
-def _says_what_is_shared(trace: Trace, own_lengths: bool) -> bool:
-    """By hash ids, by groups, or by sessions, whose turns share what was said before."""
-    return trace.session is not None or (own_lengths and (trace.hash_ids is not None or trace.prefix_group is not None))
 
 
 def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:
@@ -338,17 +328,17 @@ def _trace_columns(spec: WorkloadSpec, trace: Trace, rng: Streams) -> _Columns:
 
 
 def _trace_texts(spec: WorkloadSpec, trace: Trace, columns: _Columns, rng: Streams) -> Texts:
-    own_lengths = columns.prompts is trace.prompt
-    if trace.hash_ids is not None and trace.hash_offsets is not None and own_lengths:
+    if trace.hash_ids is not None and trace.hash_offsets is not None and columns.prompts is trace.prompt:
         return HashTexts(columns.prompts, trace.hash_ids, trace.hash_offsets, trace.hash_block_size)
-    if (groups := _group_texts(trace)) is not None and own_lengths:
+    if (groups := _group_texts(trace, columns)) is not None:
         return groups
-    prefixes: Prefixes = draw_prefixes(spec.content, rng, len(trace))
+    prefixes = draw_prefixes(spec.content, rng, len(trace))
     return PrefixedTexts(prefixes, columns.prompts) if prefixes.kinds else OwnTexts(columns.prompts)
 
 
-def _group_texts(trace: Trace) -> GroupTexts | None:
-    if trace.prefix_group is None or trace.prefix_tokens is None:
+def _group_texts(trace: Trace, columns: _Columns) -> GroupTexts | None:
+    """The prefixes that the trace names; those of its own prompts, for drawn ones may be shorter."""
+    if trace.prefix_group is None or trace.prefix_tokens is None or columns.prompts is not trace.prompt:
         return None
     return GroupTexts(trace.prompt, trace.prefix_group, trace.prefix_tokens)
 
@@ -359,5 +349,6 @@ def _trace_sessions(spec: WorkloadSpec, trace: Trace, columns: _Columns, traits:
             f"{trace.path}: a session goes on with one answer; several samples and a session column exclude each other"
         )
     assert trace.session is not None
-    rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, _group_texts(trace), traits)
+    groups = _group_texts(trace, columns)
+    rows = SessionRows(columns.arrivals, columns.prompts, columns.outputs, trace.session, groups, traits)
     return SessionSource(rows.sessions(), columns.notes)

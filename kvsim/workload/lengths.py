@@ -207,18 +207,14 @@ def _preset_pairs(spec: LengthsSpec, rng: np.random.Generator, num: int) -> Ints
     if spec.correlation is not None:
         raise ScenarioError("workload.lengths.correlation: a preset brings its own; leave it out")
     table = preset(spec.name)
-    scale = np.array(
-        [
-            _scale(spec.prompt_mean, table.prompt_mean, "prompt_mean"),
-            _scale(spec.output_mean, table.output_mean, "output_mean"),
-        ]
-    )
+    scale = np.array([_scale(spec, table, key) for key in ("prompt_mean", "output_mean")])
     return _whole(table.draw(rng, num) * scale)
 
 
-def _scale(wanted: float | None, measured: float, key: str) -> float:
+def _scale(spec: LengthsSpec, table: Preset, key: str) -> float:
+    wanted: float | None = getattr(spec, key)
     if wanted is None:
         return 1.0
     if not 1 <= wanted <= MAX_LENGTH:
         raise ScenarioError(f"workload.lengths.{key} is {wanted}; a mean length is at least 1 token")
-    return wanted / measured
+    return wanted / float(getattr(table, key))

@@ -54,7 +54,10 @@ class Traits:
     ) -> Request:
         """Request number `index`, complete; `seed` is that of `seeds`, where it is known already."""
         patience_ns = -1 if self.patience_ns is None else int(self.patience_ns[index])
-        sample_lens = self._sample_lens(index) if self.sample_lens is not None else ()
+        sample_lens: tuple[int, ...] = ()
+        if self.sample_lens is not None and self.sample_offsets is not None:
+            begin, end = self.sample_offsets[index : index + 2]
+            sample_lens = tuple(self.sample_lens[begin:end].tolist())
         longest = max(sample_lens, default=output_len)
         return Request(
             request_id=request_id,
@@ -76,11 +79,6 @@ class Traits:
     def seeds(self, start: int, stop: int) -> list[int]:
         """The seeds of requests `start .. stop - 1`."""
         return [seed >> 1 for seed in mix_range(self.seed, start, stop)]
-
-    def _sample_lens(self, index: int) -> tuple[int, ...]:
-        if self.sample_lens is None or self.sample_offsets is None:
-            return ()
-        return tuple(self.sample_lens[self.sample_offsets[index] : self.sample_offsets[index + 1]].tolist())
 
 
 def _sampling(num_samples: int, default: Sampling) -> Sampling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.types import NS_PER_S
@@ -47,7 +47,18 @@ class Trace:
 
     def take(self, rows: Ints) -> Trace:
         """The trace of these rows, in this order."""
-        return _take(self, rows)
+        import numpy as np
+
+        values = {field.name: getattr(self, field.name) for field in fields(self) if "hash" not in field.name}
+        columns: dict[str, Any]
+        columns = {name: column[rows] for name, column in values.items() if isinstance(column, np.ndarray)}
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            counts = np.diff(self.hash_offsets)[rows]
+            offsets = np.concatenate(([0], np.cumsum(counts)))
+            starts = np.repeat(self.hash_offsets[:-1][rows] - offsets[:-1], counts)
+            columns["hash_ids"] = self.hash_ids[starts + np.arange(offsets[-1])]
+            columns["hash_offsets"] = offsets
+        return replace(self, **columns)
 
     @property
     def mean_rate(self) -> float | None:
@@ -55,36 +66,6 @@ class Trace:
         if self.arrival_ns is None or len(self) < 2 or self.arrival_ns[-1] == self.arrival_ns[0]:
             return None
         return (len(self) - 1) * NS_PER_S / float(self.arrival_ns[-1] - self.arrival_ns[0])
-
-
-_COLUMNS = (
-    "arrival_ns",
-    "prompt",
-    "output",
-    "max_output",
-    "prefix_group",
-    "prefix_tokens",
-    "n",
-    "priority",
-    "session",
-    "file_rank",
-)
-
-
-def _take(trace: Trace, rows: Ints) -> Trace:
-    import numpy as np
-
-    columns: dict[str, Any] = {}
-    for name in _COLUMNS:
-        values = getattr(trace, name)
-        columns[name] = None if values is None else values[rows]
-    if trace.hash_ids is not None and trace.hash_offsets is not None:
-        counts = np.diff(trace.hash_offsets)[rows]
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        starts = np.repeat(trace.hash_offsets[:-1][rows] - offsets[:-1], counts)
-        columns["hash_ids"] = trace.hash_ids[starts + np.arange(offsets[-1])]
-        columns["hash_offsets"] = offsets
-    return replace(trace, **columns)
 
 
 def sorted_by_time(trace: Trace) -> Trace:

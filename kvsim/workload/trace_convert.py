@@ -5,38 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
 
 from kvsim.types import NS_PER_MS, NS_PER_S, ScenarioError
 from kvsim.workload.trace import Trace
-
-_CSV_COLUMNS = {
-    "max_output_tokens": "max_output",
-    "prefix_group": "prefix_group",
-    "prefix_tokens": "prefix_tokens",
-    "n": "n",
-    "priority": "priority",
-    "session": "session",
-}
-_CODES = frozenset({"prefix_group", "session"})
+from kvsim.workload.trace_csv import OPTIONAL_COLUMNS
 
 
 def lost_columns(trace: Trace, path: str | Path) -> list[str]:
     """What the format of `path` cannot hold of this trace, by the names of our plain CSV."""
     if not str(path).endswith(".jsonl"):
         return [] if trace.hash_ids is None else ["hash_ids"]
-    unsaid = {
-        "max_output_tokens": trace.output,  # unstated, the output itself is the maximum
-        "prefix_group": -1,
-        "prefix_tokens": 0,
-        "n": 1,
-        "priority": 0,
-        "session": -1,
-    }
-    columns = {name: getattr(trace, fills) for name, fills in _CSV_COLUMNS.items()}
-    return [name for name, values in columns.items() if values is not None and bool((values != unsaid[name]).any())]
+    told = [(column, getattr(trace, column.fills)) for column in OPTIONAL_COLUMNS]
+    # Unstated, the output itself is the maximum.
+    unsaid = {column: trace.output if column.fills == "max_output" else column.empty for column in OPTIONAL_COLUMNS}
+    return [one.names[0] for one, values in told if values is not None and bool((values != unsaid[one]).any())]
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -64,17 +49,14 @@ def _atomically(path: Path, write: Callable[[TextIO], None]) -> None:
 
 
 def _write_csv(trace: Trace, text: TextIO) -> None:
-    optional = {name: getattr(trace, fills) for name, fills in _CSV_COLUMNS.items()}
-    columns: dict[str, Iterator[object]] = (
-        {}
-        if trace.arrival_ns is None
-        else {"arrival_s": (_decimal(time, NS_PER_S) for time in trace.arrival_ns.tolist())}
-    )
-    columns |= {"prompt_tokens": iter(trace.prompt.tolist()), "output_tokens": iter(trace.output.tolist())}
-    for name, values in optional.items():
-        if values is not None:
+    columns: dict[str, Iterable[object]] = {}
+    if trace.arrival_ns is not None:
+        columns["arrival_s"] = map(_seconds, trace.arrival_ns.tolist())
+    columns |= {"prompt_tokens": trace.prompt.tolist(), "output_tokens": trace.output.tolist()}
+    for column in OPTIONAL_COLUMNS:
+        if (values := getattr(trace, column.fills)) is not None:
             cells = values.tolist()
-            columns[name] = ("" if value < 0 else value for value in cells) if name in _CODES else iter(cells)
+            columns[column.names[0]] = ("" if cell < 0 else cell for cell in cells) if column.kind == "label" else cells
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
@@ -82,20 +64,19 @@ def _write_csv(trace: Trace, text: TextIO) -> None:
 
 def _write_lines(trace: Trace, text: TextIO) -> None:
     assert trace.arrival_ns is not None
-    ids = [] if trace.hash_ids is None else trace.hash_ids.tolist()
-    offsets = [0] * (len(trace) + 1) if trace.hash_offsets is None else trace.hash_offsets.tolist()
     for index, time in enumerate(trace.arrival_ns.tolist()):
         row = {
             "timestamp": time / NS_PER_MS if time % NS_PER_MS else time // NS_PER_MS,
             "input_length": int(trace.prompt[index]),
             "output_length": int(trace.output[index]),
         }
-        if trace.hash_ids is not None:
-            row["hash_ids"] = ids[offsets[index] : offsets[index + 1]]
+        if trace.hash_ids is not None and trace.hash_offsets is not None:
+            begin, end = trace.hash_offsets[index : index + 2]
+            row["hash_ids"] = trace.hash_ids[begin:end].tolist()
         text.write(json.dumps(row) + "\n")
 
 
-def _decimal(value: int, unit: int) -> str:
+def _seconds(time_ns: int) -> str:
     """An exact decimal fraction without trailing zeros."""
-    whole, rest = divmod(value, unit)
+    whole, rest = divmod(time_ns, NS_PER_S)
     return f"{whole}.{rest:09d}".rstrip("0").rstrip(".") if rest else str(whole)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from kvsim.types import NS_PER_S
 from kvsim.workload.trace import Trace
@@ -40,17 +40,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a CSV format: the field of `Trace` it fills, its known names, and how its cells are read."""
+    """A column of a CSV format: the field of `Trace` it fills, its known names, and how its cells are read.
+
+    Counts are `low .. high`; an empty cell, where there may be one, stands for the count `empty`.
+    """
 
     fills: str
     names: tuple[str, ...]
-    kind: str
+    kind: Literal["count", "seconds", "timestamp", "label"] = "count"
     required: bool = True
+    low: int = 1
+    high: int = MAX_TOKENS
+    empty: int | None = None
 
     @property
     def normal_names(self) -> frozenset[str]:
         """Its names without case and punctuation."""
         return frozenset(normal(name) for name in self.names)
+
+    def read(self, name: str, cell: str) -> int:
+        """One cell that is no label as an integer; `name` is what the file calls the column. Raises BadRow."""
+        if self.kind == "timestamp":
+            return parse_timestamp(name, cell)
+        if self.kind == "seconds":
+            return parse_seconds(name, cell)
+        if self.empty is not None and not cell.strip():
+            return self.empty
+        return parse_int(name, cell, self.low, self.high)
 
 
 _ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at", "arrival_timestamp")
@@ -60,31 +76,33 @@ _OUTPUT_NAMES = ("output_tokens", "output_len", "token_size")
 _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
     "azure": (
         Column("arrival_ns", ("TIMESTAMP",), "timestamp"),
-        Column("prompt", ("ContextTokens",), "tokens"),
-        Column("output", ("GeneratedTokens",), "tokens"),
+        Column("prompt", ("ContextTokens",)),
+        Column("output", ("GeneratedTokens",)),
     ),
     "burstgpt": (
         Column("arrival_ns", ("Timestamp",), "timestamp"),
-        Column("prompt", ("Request tokens",), "tokens"),
-        Column("output", ("Response tokens",), "tokens"),
+        Column("prompt", ("Request tokens",)),
+        Column("output", ("Response tokens",)),
     ),
     "vidur": (
         Column("arrival_ns", ("arrived_at",), "seconds", required=False),
-        Column("prompt", ("num_prefill_tokens",), "tokens"),
-        Column("output", ("num_decode_tokens",), "tokens"),
+        Column("prompt", ("num_prefill_tokens",)),
+        Column("output", ("num_decode_tokens",)),
     ),
     "csv": (
         Column("arrival_ns", _ARRIVAL_NAMES, "seconds"),
-        Column("prompt", _PROMPT_NAMES, "tokens"),
-        Column("output", _OUTPUT_NAMES, "tokens"),
-        Column("max_output", ("max_output_tokens",), "max", required=False),
-        Column("prefix_group", ("prefix_group",), "label", required=False),
-        Column("prefix_tokens", ("prefix_tokens",), "count", required=False),
-        Column("n", ("n",), "samples", required=False),
-        Column("priority", ("priority",), "priority", required=False),
-        Column("session", ("session", "session_id"), "label", required=False),
+        Column("prompt", _PROMPT_NAMES),
+        Column("output", _OUTPUT_NAMES),
+        Column("max_output", ("max_output_tokens",), required=False, empty=0),
+        Column("prefix_group", ("prefix_group",), "label", required=False, empty=-1),
+        Column("prefix_tokens", ("prefix_tokens",), required=False, low=0, empty=0),
+        Column("n", ("n",), required=False, high=10_000, empty=1),
+        Column("priority", ("priority",), required=False, low=-MAX_TOKENS, empty=0),
+        Column("session", ("session", "session_id"), "label", required=False, empty=-1),
     ),
 }
+OPTIONAL_COLUMNS = tuple(column for column in _CSV_FORMATS["csv"] if not column.required)
+"""Of a plain CSV, in the order in which they are written."""
 _SESSION_NAMES = frozenset({"session", "sessionid"})
 _SECONDS_PER_YEAR = 365.25 * 86400
 _NEAR = 0.75
@@ -117,7 +135,8 @@ def load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bo
             errors.restart()
             table, columns = _read_columns(text, errors, trace_format, needs_times, allowed)
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
-    notes = (*table.notes(errors.path), *_unread(errors.path, trace_format, table.header))
+    failed = f"{errors.path}: {table.num_failed} failed requests (0 response tokens) skipped"
+    notes = _unread(errors.path, trace_format, table.header)
     return Trace(
         errors.path,
         trace_format,
@@ -125,7 +144,7 @@ def load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bo
         columns.pop("prompt"),
         columns.pop("output"),
         num_failed=table.num_failed,
-        notes=notes,
+        notes=(failed, *notes) if table.num_failed else tuple(notes),
         **columns,  # type: ignore[arg-type]
     )
 
@@ -218,25 +237,6 @@ def _meant(plain: str, absent: Mapping[str, str]) -> str | None:
     return absent[min(parts, key=len)] if parts else None
 
 
-def _cell(kind: str, column: str, text: str) -> int:
-    """One cell as an integer; labels are handled apart."""
-    match kind:
-        case "timestamp":
-            return parse_timestamp(column, text)
-        case "seconds":
-            return parse_seconds(column, text)
-        case "tokens":
-            return parse_int(column, text, 1)
-        case "max":
-            return 0 if not text.strip() else parse_int(column, text, 1)
-        case "samples":
-            return 1 if not text.strip() else parse_int(column, text, 1, 10_000)
-        case "priority":
-            return 0 if not text.strip() else parse_int(column, text, -MAX_TOKENS)
-        case _:
-            return 0 if not text.strip() else parse_int(column, text, 0)
-
-
 class _Columns:
     """Columns under construction: whole chunks at once where every cell is plain, row by row where not."""
 
@@ -269,10 +269,6 @@ class _Columns:
 
         empty = np.zeros(0, dtype=np.int64)
         return {fills: np.concatenate(parts) if parts else empty for fills, parts in self._parts.items()}
-
-    def notes(self, path: str) -> tuple[str, ...]:
-        """The count of failed requests in words."""
-        return (f"{path}: {self.num_failed} failed requests (0 response tokens) skipped",) if self.num_failed else ()
 
     def _fast(self, rows: list[list[str]]) -> dict[str, Ints] | None:
         """The chunk's columns, or None if any cell needs a closer look."""
@@ -311,9 +307,8 @@ class _Columns:
                     raise ValueError
                 return np.rint(times * NS_PER_S).astype(np.int64)
         numbers = np.array(cells, dtype=np.float64)
-        low = 1 if column.kind in ("tokens", "samples", "max") else -MAX_TOKENS if column.kind == "priority" else 0
-        high = 10_000 if column.kind == "samples" else MAX_TOKENS
-        if not (np.all(numbers >= low) and np.all(numbers <= high) and np.all(numbers == np.floor(numbers))):
+        is_inside = np.all(numbers >= column.low) and np.all(numbers <= column.high)
+        if not (is_inside and np.all(numbers == np.floor(numbers))):
             raise ValueError
         return numbers.astype(np.int64)
 
@@ -346,7 +341,7 @@ class _Columns:
             if column.kind == "label":
                 values[fills] = self._label(fills, row[index])
             else:
-                values[fills] = _cell(column.kind, self.header[index], row[index])
+                values[fills] = column.read(self.header[index], row[index])
             if fills == "arrival_ns" and self._allowed and not self._allowed[0] <= values[fills] <= self._allowed[1]:
                 years = int(MAX_SECONDS / _SECONDS_PER_YEAR)
                 raise BadRow(

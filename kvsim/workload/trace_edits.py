@@ -88,20 +88,20 @@ def repeated(trace: Trace, times: int) -> Trace:
     if len(trace) * times > MAX_ROWS:
         fail(trace.path, f"repeat {times} makes {len(trace) * times} requests; {MAX_ROWS} are the most")
     rows = np.tile(np.arange(len(trace)), times)
+    passes = np.repeat(np.arange(times, dtype=np.int64), len(trace))
     # Passes follow each other, so that the order of the file no longer says anything.
     whole = replace(trace, file_rank=None).take(rows)
+    if whole.session is not None:
+        # A conversation of the second pass is another one.
+        apart = whole.session + passes * (int(whole.session.max()) + 1)
+        whole = replace(whole, session=np.where(whole.session < 0, -1, apart))
     if whole.arrival_ns is None:
         return whole
     first_ns, last_ns = int(whole.arrival_ns[0]), int(whole.arrival_ns[len(trace) - 1])
     period = last_ns - first_ns + (last_ns - first_ns) // max(1, len(trace) - 1)
     if last_ns + period * times > MAX_SECONDS * NS_PER_S:
         fail(trace.path, f"repeat {times} stretches the trace beyond {MAX_SECONDS:g} s")
-    passes = np.repeat(np.arange(times, dtype=np.int64), len(trace))
-    session = whole.session
-    if session is not None:
-        # A conversation of the second pass is another one.
-        session = np.where(session < 0, session, session + passes * (int(session.max()) + 1))
-    return replace(whole, arrival_ns=whole.arrival_ns + passes * period, session=session)
+    return replace(whole, arrival_ns=whole.arrival_ns + passes * period)
 
 
 def _times(trace: Trace, knob: str) -> Ints:

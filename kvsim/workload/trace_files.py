@@ -15,9 +15,9 @@ from datetime import date
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
-from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError
+from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError, shown
 
 MAX_TOKENS = 2**31 - 1
 MAX_SECONDS = 9e9
@@ -41,7 +41,7 @@ class BadRow(Exception):
     """One row cannot be used; `column` and `value` say which cell is to blame."""
 
     def __init__(self, column: str, value: object, problem: str) -> None:
-        super().__init__(f"{_shown(value)} {problem}")
+        super().__init__(f"{shown(value)} {problem}")
         self.column = column
         self.value = value
         self.problem = problem
@@ -75,7 +75,7 @@ class RowErrors:
 
     def report(self, place: str, bad: BadRow) -> None:
         """Bad row at `place`, such as "row 3 (line 4)": raises unless bad rows are skipped."""
-        text = f"{place}, column {_shown(bad.column)}: {bad}"
+        text = f"{place}, column {shown(bad.column)}: {bad}"
         if not self._skip:
             raise ScenarioError(f"{self.path}: {text}; correct the row, or set on_bad_row: skip")
         self.num_skipped += 1
@@ -100,14 +100,9 @@ def fail(path: str, problem: str) -> NoReturn:
 
 def listed(names: Iterable[str]) -> str:
     """Names in quotes, cut where they are many or long."""
-    shown = [_shown(name) for name in names]
-    more = f", and {len(shown) - 20} more" if len(shown) > 20 else ""
-    return ", ".join(shown[:20]) + more if shown else "none"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    texts = [shown(name) for name in names]
+    more = f", and {len(texts) - 20} more" if len(texts) > 20 else ""
+    return ", ".join(texts[:20]) + more if texts else "none"
 
 
 def _opened(path: str | Path) -> io.BufferedReader:
@@ -118,10 +113,6 @@ def _opened(path: str | Path) -> io.BufferedReader:
         return open(path, "rb")
     except ValueError as error:
         fail(str(path), f"is no file name: {error}")
-
-
-class _Peekable(Protocol):
-    def peek(self, size: int = ..., /) -> bytes: ...
 
 
 MAX_LINE_CHARS = 2**26
@@ -168,7 +159,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         fail(str(path), f"cannot be read: {error.strerror or error}")
 
 
-def _encoding(buffered: _Peekable) -> str:
+def _encoding(buffered: io.BufferedReader[Any]) -> str:
     head = buffered.peek(4)[:4]
     return next((name for bom, name in _BOMS.items() if head.startswith(bom)), "utf-8")
 

@@ -22,21 +22,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 KEYS = (
-    "id",
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "max_output_tokens",
-    "prefix_group",
-    "prefix_tokens",
-    "n",
-    "beam_width",
-    "priority",
-    "session",
-    "lora",
-    "salt",
-    "abort_s",
-)
+    "id", "arrival_s", "prompt_tokens", "output_tokens", "max_output_tokens", "prefix_group", "prefix_tokens", "n",
+    "beam_width", "priority", "session", "lora", "salt", "abort_s",
+)  # fmt: skip
 
 
 def written_source(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,14 +229,21 @@ def test_requests_written_out_have_no_rate() -> None:
         ({"trace": "scenarios/traces/plain-sample.csv"}, "workload.rate"),
         (
             {"trace": "scenarios/traces/plain-sample.csv", "arrivals": {"type": "constant", "request_rate": 3}},
+            "workload.rate",
+        ),
+        (
+            {"trace": "untimed.csv", "arrivals": {"type": "constant", "request_rate": 3}},
             "workload.arrivals.request_rate",
         ),
     ],
 )
 def test_the_rate_is_turned_where_the_workload_has_it(
-    workload: dict[str, Any], changed: str, repo_root: Any, monkeypatch: pytest.MonkeyPatch
+    workload: dict[str, Any], changed: str, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(repo_root)
+    """The times of a trace replace `arrivals`, whose rate then turns nothing."""
+    (tmp_path / "untimed.csv").write_text("prompt_tokens,output_tokens\n10,5\n")
+    (tmp_path / "scenarios").symlink_to(repo_root / "scenarios")
+    monkeypatch.chdir(tmp_path)
     base = scenario_from_dict({"workload": workload})
     knob = rate_knob(base)
     assert knob is not None

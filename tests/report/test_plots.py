@@ -25,9 +25,9 @@ def texts(figure) -> str:
 
 
 def test_run_plots_are_written_and_equal_bytes(tmp_path):
-    arguments = (make_steps(), make_requests(), {})
-    first = plots.write_run_plots(*arguments, tmp_path / "a", block_size=BLOCK_SIZE)
-    second = plots.write_run_plots(*arguments, tmp_path / "b", block_size=BLOCK_SIZE)
+    arguments = (make_steps(), make_requests(), {"block_size": BLOCK_SIZE})
+    first = plots.write_run_plots(*arguments, tmp_path / "a")
+    second = plots.write_run_plots(*arguments, tmp_path / "b")
     assert [path.name for path in first] == ["memory.png", "running.png", "utilization.png", "latency.png"]
     for one, other in zip(first, second, strict=True):
         content = one.read_bytes()
@@ -211,14 +211,14 @@ def test_words_stand_in_the_order_of_the_sweep():
 
 def test_empty_tables_give_pictures_that_say_so(tmp_path):
     steps, requests = make_steps().iloc[:0], make_requests().iloc[:0]
-    assert len(plots.write_run_plots(steps, requests, {}, tmp_path, block_size=16)) == 4
+    assert len(plots.write_run_plots(steps, requests, {"block_size": 16}, tmp_path)) == 4
     assert "no step ran" in texts(plots.memory(steps))
     assert "none" in texts(plots.latency(requests))
     plots.write_compare_plots(make_compare().iloc[:0], tmp_path)
 
 
 def test_one_step_run(tmp_path):
-    plots.write_run_plots(make_steps(1), make_requests(1), {}, tmp_path, block_size=16)
+    plots.write_run_plots(make_steps(1), make_requests(1), {"block_size": 16}, tmp_path)
 
 
 def shown_ticks(axis) -> list[str]:

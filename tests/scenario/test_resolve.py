@@ -302,3 +302,10 @@ def test_a_pool_of_nothing_but_the_null_block_is_called_that(memory: str, words:
     with pytest.raises(ScenarioError, match=words):
         scenario_from_text(f"engine: vllm-v1\nmemory: {{{memory}}}\n")
     assert scenario_from_text(f"memory: {{{memory}}}\n").scenario.engine == "paged"
+
+
+@pytest.mark.parametrize("rate", [-(10**400), -(10**5000)], ids=["400 digits", "5000 digits"])
+def test_a_rate_far_below_0_is_not_infinite(rate: int) -> None:
+    """Nor need it be one that Python writes out."""
+    with pytest.raises(ScenarioError, match=r"workload.arrivals.request_rate: is .*; must be above 0"):
+        scenario_from_dict({"workload": {"arrivals": {"request_rate": rate}}})

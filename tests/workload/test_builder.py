@@ -230,6 +230,25 @@ def test_knobs_are_applied_in_order(tmp_path: Path) -> None:
     assert len({r.request_id for r in taken}) == 5
 
 
+@pytest.mark.parametrize(("header", "times"), [("arrival_s,", ("0,", "1,")), ("", ("", ""))])
+def test_a_pass_of_a_trace_has_conversations_of_its_own(tmp_path: Path, header: str, times: tuple[str, str]) -> None:
+    """With times of its own or without, the second pass begins each conversation anew."""
+    path = tmp_path / "s.csv"
+    path.write_text(f"{header}prompt_tokens,output_tokens,session\n{times[0]}10,5,a\n{times[1]}20,5,a\n")
+    arrivals = {} if header else {"arrivals": {"type": "constant", "request_rate": 1.0}}
+    first, second, again, later = requests(trace=str(path), repeat=2, **arrivals)
+    assert first.prompt.content(0, 10) == second.prompt.content(0, 10)
+    assert again.prompt.content(0, 10) == later.prompt.content(0, 10) != first.prompt.content(0, 10)
+
+
+def test_drawn_prompts_of_a_session_do_not_begin_with_the_traces_prefix(tmp_path: Path) -> None:
+    """A prompt of 10 tokens cannot begin with a prefix of 50; apart from sessions drawn prompts share none either."""
+    path = tmp_path / "g.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens,session\n0,60,5,g,50,a\n")
+    (taken,) = requests(trace=str(path), arrivals={"type": "trace"}, lengths=FIXED | {"prompt": 10})
+    assert [(piece.start, piece.length) for piece in taken.prompt.pieces] == [(0, 10)]
+
+
 def test_requests_written_out() -> None:
     a, b = requests(
         requests=[
