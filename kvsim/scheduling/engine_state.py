@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from operator import attrgetter
 from typing import NamedTuple
 
 from kvsim.memory.interface import KVAllocator, stands_for
@@ -13,7 +12,7 @@ from kvsim.memory.prefix_cache import PrefixKeys
 from kvsim.request import RUNNING, Group, Request, Sequence, Status
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import UNLIMITED, PendingStep
-from kvsim.scheduling.calendar import Calendar
+from kvsim.scheduling.calendar import RANKS_PER_GROUP, Calendar
 from kvsim.scheduling.plan import Rejection
 from kvsim.scheduling.queues import make_queue
 from kvsim.tokens import Segment, TokenStream
@@ -21,10 +20,6 @@ from kvsim.types import AllocStatus, ScenarioError
 
 Reservation = Callable[[Request], int]
 
-by_rank = attrgetter("rank")
-"""Sort key: running order."""
-
-RANKS_PER_GROUP = 1 << 32
 _OUTPUT_SOURCES = 1 << 48
 """Endless texts from here on are outputs that the workload does not spell out: each sample says something else."""
 

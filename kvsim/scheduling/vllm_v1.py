@@ -15,9 +15,8 @@ from kvsim.memory.interface import KVAllocator
 from kvsim.request import Group, Request, Sequence
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import PlanBuilder
-from kvsim.scheduling.calendar import merged
+from kvsim.scheduling.calendar import by_rank, merged
 from kvsim.scheduling.continuous import ContinuousScheduler
-from kvsim.scheduling.engine_state import by_rank
 from kvsim.types import ScenarioError
 
 
