@@ -252,7 +252,6 @@ class Recorder:
         self._block_size = scheduler.allocator.block_size
         self._window_blocks = int(getattr(scheduler.allocator, "window_blocks", 0))
         """Distinct blocks of a table that goes round in a ring; 0 without a window."""
-        self.table_entry_bytes = 4
 
     def shared_slot_integral(self) -> int:
         """Slots that sharing saved, summed over time (slots x ns): logical entries that name a block again."""
