@@ -11,7 +11,8 @@ import numpy as np
 from kvsim.metrics.columns import IntArray
 from kvsim.metrics.ledger import Parts
 from kvsim.metrics.percentiles import FloatArray, describe
-from kvsim.metrics.recorder import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests, Recorder
+from kvsim.metrics.recorder import Recorder
+from kvsim.metrics.requests import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
