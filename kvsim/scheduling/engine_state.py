@@ -329,9 +329,18 @@ class EngineState:
         """Bring a running sequence's counters, and the allocator's idea of its length, up to date."""
         if seq.join_tick >= 0:
             self.calendar.settle(seq)
-        behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
+        self._catch_up(seq, seq.num_computed_tokens)
+
+    def _catch_up(self, seq: Sequence, num_tokens: int) -> None:
+        """Tell the allocator of all tokens that a sequence stores: of a member it hears at block boundaries only."""
+        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
         if behind > 0:
             self.allocator.append_slots(seq.seq_id, behind)
+
+    def _register_member(self, seq: Sequence, num_tokens: int) -> None:
+        """A member of the calendar stores so many tokens, and what fills blocks of them is findable."""
+        self._catch_up(seq, num_tokens)
+        self.allocator.register(seq.seq_id, num_tokens)
 
     def _num_wanted(self, seq: Sequence) -> int:
         """Tokens a running sequence has left to compute."""
