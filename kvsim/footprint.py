@@ -23,9 +23,6 @@ CACHED_BLOCK_BYTES = 140
 """The same with a prefix index beside it (141 bytes measured)."""
 REQUEST_BYTES = 250
 """Per request: its lengths and times, and its row of requests.csv (257 bytes measured)."""
-STEP_BYTES = 27 * 8
-"""Per recorded step: its columns."""
-
 
 MUCH_BYTES = 2**30
 """A run that needs more says so before it starts: until its blocks are set up nothing else moves."""
@@ -58,11 +55,13 @@ def check_footprint(resolved: ResolvedScenario, max_memory: str | None = None) -
 
 def least_bytes(scenario: Scenario) -> int:
     """Bytes a run needs at least: what is known before it starts."""
+    from kvsim.metrics.steps import STEP_FIELDS
+
     num_blocks = _num_blocks(scenario)
     per_block = CACHED_BLOCK_BYTES if getattr(scenario.allocator, "enable_prefix_caching", False) else BLOCK_BYTES
     num_requests = getattr(scenario.workload, "num_requests", None) or 0
     num_steps = num_requests // max(1, getattr(scenario.scheduler, "max_num_seqs", 1))
-    steps = num_steps * STEP_BYTES if "steps" in scenario.record else 0
+    steps = num_steps * 8 * len(STEP_FIELDS) if "steps" in scenario.record else 0
     return BASE_BYTES + num_blocks * per_block + num_requests * REQUEST_BYTES + steps
 
 

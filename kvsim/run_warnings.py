@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvsim.metrics.recorder import EndedRequests, Integrals, Recorder
+from kvsim.metrics.recorder import Recorder
+from kvsim.metrics.requests import EndedRequests
+from kvsim.metrics.sums import Integrals
 from kvsim.scenario.fields import Custom, is_import_path
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import VllmV1Scheduler

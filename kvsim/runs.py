@@ -237,6 +237,7 @@ def _simulate_and_write(resolved: ResolvedScenario, options: Options, folder: Pa
         num_requests=simulation.num_requests,
         goals=Goals(scenario.slo.ttft, scenario.slo.tpot, scenario.slo.e2el),
         facts=_facts(resolved, engine),
+        table_entry_bytes=getattr(engine.cost, "table_entry_bytes", 4),
     )
     own = run_warnings(resolved, engine, simulation.recorder, summary)
     summary["warnings"] = [*resolved.warnings, *engine.warnings(), *own, *extras.warnings(engine)]

@@ -142,6 +142,7 @@ class KernelCost:
         per_block = 2 * shapes.num_layers if copies_per_block is None else copies_per_block
         link = HostLink(device.pcie_gb_s, PER_CALL_COPY_US, per_block)
         self._swapped_block_ns = link.swap_ns(1, block_size * bytes_per_token)
+        self.table_entry_bytes = table_entry_bytes
         self._entry_ns = table_entry_bytes / device.pcie_gb_s
         self._table_bytes_per_token = table_entry_bytes / block_size
         self._device = device

@@ -10,10 +10,10 @@ from kvsim.memory.block_table import BlockTable
 from kvsim.types import BlockId, LawViolation, SeqId
 
 if TYPE_CHECKING:
-    from kvsim.memory.paged import PagedAllocator
+    from kvsim.memory.paged_state import PagedState
 
 
-def audit(allocator: PagedAllocator) -> None:
+def audit(allocator: PagedState) -> None:
     """Check laws 4, 8, 11 and 13 and every counter. Costs O(blocks). Raises LawViolation."""
     gpu, host = allocator.tables(), allocator.swapped_tables()
     _check_pool("GPU", allocator.pool, gpu, allocator.surplus_refs())
@@ -50,7 +50,7 @@ def _check_pool(name: str, pool: BlockPool, tables: dict[SeqId, BlockTable], sur
     _require(4, pool.num_shared == num_shared, f"{name} counts {pool.num_shared} shared blocks; there are {num_shared}")
 
 
-def _check_table(allocator: PagedAllocator, seq_id: SeqId, table: BlockTable) -> None:
+def _check_table(allocator: PagedState, seq_id: SeqId, table: BlockTable) -> None:
     length, expected = len(table.block_ids), -(-table.num_tokens // allocator.block_size)
     _require(13, length == expected, f"sequence {seq_id!r} stores {table.num_tokens} tokens in {length} blocks of "
              f"{allocator.block_size}; {expected} would do")  # fmt: skip
@@ -61,7 +61,7 @@ def _check_table(allocator: PagedAllocator, seq_id: SeqId, table: BlockTable) ->
     _require(8, distinct == min(ring, length), f"the table of {seq_id!r} names a block twice: {table.block_ids}")
 
 
-def fills_of(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -> dict[BlockId, int]:
+def fills_of(allocator: PagedState, tables: dict[SeqId, BlockTable]) -> dict[BlockId, int]:
     """How far each block of the tables is filled. Raises LawViolation where those who share one do not agree."""
     seen: dict[BlockId, tuple[int, int]] = {}
     for seq_id, table in tables.items():
@@ -74,7 +74,7 @@ def fills_of(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -> dict
     return {block_id: fill for block_id, (_, fill) in seen.items()}
 
 
-def _check_index(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -> None:
+def _check_index(allocator: PagedState, tables: dict[SeqId, BlockTable]) -> None:
     """A block's text is that of its path, registered blocks of a table lie on one path, and nothing dangles."""
     index = allocator.index
     carriers = index.places()
@@ -95,7 +95,7 @@ def _check_index(allocator: PagedAllocator, tables: dict[SeqId, BlockTable]) -> 
                  f"sequence {seq_id!r} made {table.num_registered} blocks findable before they were full")  # fmt: skip
 
 
-def _check_counters(allocator: PagedAllocator, tables: dict[SeqId, BlockTable], fills: dict[BlockId, int]) -> None:
+def _check_counters(allocator: PagedState, tables: dict[SeqId, BlockTable], fills: dict[BlockId, int]) -> None:
     """The ledger's inputs, which are kept incrementally."""
     ref, run_of, block_size = allocator.pool.ref, allocator.index.run_of, allocator.block_size
     surplus = allocator.surplus_refs()

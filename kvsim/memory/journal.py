@@ -24,6 +24,15 @@ EVENTS = (
 )  # fmt: skip
 """`hit` is a reference through the prefix cache. `other_block_id` is the copy, or the host block of a swap."""
 
+_SERVING = (
+    ("allocate", 0, "seq_id"),
+    ("append_slots", 0, "seq_id"),
+    ("register", 0, "seq_id"),
+    ("free", 0, "seq_id"),
+    ("fork", 1, "child_id"),
+)
+"""Commands, and which of their arguments is the sequence that they serve."""
+
 _GAINS = frozenset({"taken", "ref_inc", "hit"})
 
 
@@ -82,6 +91,21 @@ class Journal:
         for t_ns, event, block_id, owner, ref_count, other in self._rows:
             request_id = names.get(owner, owner)
             yield f"{t_ns / NS_PER_S:.9f}", event, block_id, request_id, ref_count, "" if other is None else other
+
+
+def observe(allocator: Any, journal: Journal) -> None:
+    """Tell the journal whom a paged allocator serves and which block it hands out; unobserved it pays nothing."""
+    for name, place, keyword in _SERVING:
+        setattr(allocator, name, journal.naming(getattr(allocator, name), place, keyword))
+    pop = allocator.pool.pop
+
+    def pop_and_record() -> BlockId:
+        block_id: BlockId = pop()
+        journal.record("taken", block_id, 1)
+        return block_id
+
+    allocator.pool.pop = pop_and_record
+    allocator.pool.pop_many = lambda count: [pop_and_record() for _ in range(count)]
 
 
 class JournaledPool(BlockPool):

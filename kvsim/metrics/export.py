@@ -17,7 +17,9 @@ import numpy as np
 
 from kvsim.metrics.columns import CHUNK_ROWS, IntArray
 from kvsim.metrics.percentiles import FloatArray
-from kvsim.metrics.recorder import NEVER, STATUS_CODE, STATUSES, STEP_COLUMN, EndedRequests, Recorder
+from kvsim.metrics.recorder import Recorder
+from kvsim.metrics.requests import NEVER, STATUS_CODE, STATUSES, EndedRequests
+from kvsim.metrics.steps import LOAD_FIELDS, MEMORY_FIELDS, TRAFFIC_FIELDS, column_of
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
@@ -25,25 +27,10 @@ STEP_COLUMNS = (
     "step",
     "start_s",
     "duration_ms",
-    "num_running",
-    "num_waiting",
-    "num_swapped",
-    "num_prefill_tokens",
-    "num_decode_tokens",
-    "num_preempted",
-    "used_blocks",
-    "token_states",
-    "reserved",
-    "internal_frag",
-    "external_frag",
-    "cached_idle",
-    "free",
+    *LOAD_FIELDS,
+    *MEMORY_FIELDS,
     "block_utilization",
-    "num_copies",
-    "swapped_out_blocks",
-    "swapped_in_blocks",
-    "prefix_hit_tokens",
-    "evicted_blocks",
+    *TRAFFIC_FIELDS,
 )
 
 REQUEST_COLUMNS = (
@@ -79,20 +66,15 @@ Column: TypeAlias = IntArray | FloatArray | list[str]
 def step_columns(recorder: Recorder) -> dict[str, Column]:
     """The step table, column by column; call after `recorder.close()`."""
     matrix = recorder.steps.matrix()
-
-    def field(name: str) -> IntArray:
-        values: IntArray = matrix[:, STEP_COLUMN[name]]
-        return values
-
-    slots = field("allocated_slots")
-    share = np.round(field("token_states") / np.maximum(slots, 1), UTILIZATION_DIGITS)
+    slots = column_of(matrix, "allocated_slots")
+    share = np.round(column_of(matrix, "token_states") / np.maximum(slots, 1), UTILIZATION_DIGITS)
     derived: dict[str, Column] = {
         "step": np.arange(len(matrix), dtype=np.int64),
-        "start_s": field("start_ns") / NS_PER_S,
-        "duration_ms": field("duration_ns") / NS_PER_MS,
+        "start_s": column_of(matrix, "start_ns") / NS_PER_S,
+        "duration_ms": column_of(matrix, "duration_ns") / NS_PER_MS,
         "block_utilization": np.where(slots > 0, share, np.nan),
     }
-    return {name: derived[name] if name in derived else field(name) for name in STEP_COLUMNS}
+    return {name: derived[name] if name in derived else column_of(matrix, name) for name in STEP_COLUMNS}
 
 
 def request_columns(recorder: Recorder) -> dict[str, Column]:

@@ -11,7 +11,8 @@ import numpy as np
 from kvsim.metrics.columns import IntArray
 from kvsim.metrics.ledger import Parts
 from kvsim.metrics.percentiles import FloatArray, describe
-from kvsim.metrics.recorder import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests, Recorder
+from kvsim.metrics.recorder import Recorder
+from kvsim.metrics.requests import NEVER, NOT_ARRIVED, STATUS_CODE, EndedRequests
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
 
@@ -42,17 +43,19 @@ def summarise(
     num_requests: int,
     goals: Goals,
     facts: Mapping[str, Any],
+    table_entry_bytes: int = 4,
 ) -> dict[str, Any]:
     """All figures of a run that ended at `end_ns`, as a JSON-ready dict.
 
-    `facts` (name, engine, seed, versions, geometry) go first as they are.
+    `facts` (name, engine, seed, versions, geometry) go first as they are. `table_entry_bytes` is the size of a
+    block-table entry.
     """
     requests = RequestColumns(recorder.ended)
     summary: dict[str, Any] = dict(facts)
     summary |= _counts(recorder, num_requests)
     summary |= _throughput(requests, recorder, goals, end_ns)
     summary |= _latencies(requests, recorder)
-    summary |= _counters(recorder)
+    summary |= _counters(recorder, table_entry_bytes)
     summary |= _memory(recorder)
     by_priority = _per_priority(requests, goals)
     if by_priority:
@@ -168,9 +171,8 @@ def _without_nan(values: FloatArray) -> FloatArray:
     return kept
 
 
-def _counters(recorder: Recorder) -> dict[str, Any]:
+def _counters(recorder: Recorder, entry_bytes: int) -> dict[str, Any]:
     totals = recorder.totals
-    entry_bytes = recorder.table_entry_bytes
     return {
         "num_preemptions": totals.num_preemptions,
         "num_recomputed_tokens": totals.num_recomputed_tokens,

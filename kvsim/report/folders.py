@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kvsim.metrics.outdir import MARKS
-from kvsim.metrics.recorder import NOT_ARRIVED
+from kvsim.metrics.requests import NOT_ARRIVED
 from kvsim.result import RunResult
 from kvsim.types import KvsimError
 

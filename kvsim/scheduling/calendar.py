@@ -14,7 +14,11 @@ from operator import attrgetter
 
 from kvsim.request import Sequence
 
-_rank = attrgetter("rank")
+by_rank = attrgetter("rank")
+"""Sort key: running order."""
+
+RANKS_PER_GROUP = 1 << 32
+"""A sequence's rank is its group's place in running order times this, and its own place in the group."""
 
 
 class Calendar:
@@ -45,7 +49,7 @@ class Calendar:
         seq.join_tick, seq.join_offset, seq.finish_tick = self.tick, offset, finish_tick
         bucket = -offset % self.block_size
         members = self.ring[bucket]
-        place = bisect_right(members, seq.rank, key=_rank)
+        place = bisect_right(members, seq.rank, key=by_rank)
         members.insert(place, seq)
         self.id_ring[bucket].insert(place, seq.seq_id)
         self.finish_at.setdefault(finish_tick, []).append(seq)
@@ -57,7 +61,7 @@ class Calendar:
         self.settle(seq)
         bucket = -seq.join_offset % self.block_size
         members = self.ring[bucket]
-        place = bisect_left(members, seq.rank, key=_rank)
+        place = bisect_left(members, seq.rank, key=by_rank)
         del members[place], self.id_ring[bucket][place]
         ending = self.finish_at.get(seq.finish_tick)
         if ending is not None:
@@ -110,7 +114,7 @@ class Calendar:
 
     def members(self) -> list[Sequence]:
         """All members in running order: not for the hot path."""
-        return sorted((seq for bucket in self.ring for seq in bucket), key=_rank)
+        return sorted((seq for bucket in self.ring for seq in bucket), key=by_rank)
 
 
 def merged(first: Seq[Sequence], second: Seq[Sequence]) -> list[Sequence]:
@@ -119,4 +123,4 @@ def merged(first: Seq[Sequence], second: Seq[Sequence]) -> list[Sequence]:
         return list(second)
     if not second:
         return list(first)
-    return sorted(dict.fromkeys([*first, *second]), key=_rank)
+    return sorted(dict.fromkeys([*first, *second]), key=by_rank)

@@ -18,9 +18,9 @@ from typing import Any
 from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch, stands_for
 from kvsim.request import RUNNING, Group, Sequence, Status
 from kvsim.scheduling.builder import NOBODY_WAITS, UNLIMITED, PendingStep, PlanBuilder, quiet_plan
-from kvsim.scheduling.calendar import merged
+from kvsim.scheduling.calendar import by_rank, merged
 from kvsim.scheduling.emission import TokenEmission
-from kvsim.scheduling.engine_state import Refusal, by_rank, set_status
+from kvsim.scheduling.engine_state import Refusal, set_status
 from kvsim.scheduling.plan import (
     Admission,
     Preemption,

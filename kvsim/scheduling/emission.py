@@ -6,7 +6,8 @@ from bisect import insort
 
 from kvsim.request import FINISHED, RUNNING, Group, Sequence
 from kvsim.scheduling.builder import OutcomeBuilder, PendingStep, quiet_outcome
-from kvsim.scheduling.engine_state import RANKS_PER_GROUP, EngineState, by_rank
+from kvsim.scheduling.calendar import RANKS_PER_GROUP, by_rank
+from kvsim.scheduling.engine_state import EngineState
 from kvsim.scheduling.plan import Fork, StepOutcome, StepPlan
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from operator import attrgetter
 from typing import NamedTuple
 
 from kvsim.memory.interface import KVAllocator, stands_for
@@ -13,7 +12,7 @@ from kvsim.memory.prefix_cache import PrefixKeys
 from kvsim.request import RUNNING, Group, Request, Sequence, Status
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import UNLIMITED, PendingStep
-from kvsim.scheduling.calendar import Calendar
+from kvsim.scheduling.calendar import RANKS_PER_GROUP, Calendar
 from kvsim.scheduling.plan import Rejection
 from kvsim.scheduling.queues import make_queue
 from kvsim.tokens import Segment, TokenStream
@@ -21,10 +20,6 @@ from kvsim.types import AllocStatus, ScenarioError
 
 Reservation = Callable[[Request], int]
 
-by_rank = attrgetter("rank")
-"""Sort key: running order."""
-
-RANKS_PER_GROUP = 1 << 32
 _OUTPUT_SOURCES = 1 << 48
 """Endless texts from here on are outputs that the workload does not spell out: each sample says something else."""
 
@@ -334,9 +329,18 @@ class EngineState:
         """Bring a running sequence's counters, and the allocator's idea of its length, up to date."""
         if seq.join_tick >= 0:
             self.calendar.settle(seq)
-        behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
+        self._catch_up(seq, seq.num_computed_tokens)
+
+    def _catch_up(self, seq: Sequence, num_tokens: int) -> None:
+        """Tell the allocator of all tokens that a sequence stores: of a member it hears at block boundaries only."""
+        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
         if behind > 0:
             self.allocator.append_slots(seq.seq_id, behind)
+
+    def _register_member(self, seq: Sequence, num_tokens: int) -> None:
+        """A member of the calendar stores so many tokens, and what fills blocks of them is findable."""
+        self._catch_up(seq, num_tokens)
+        self.allocator.register(seq.seq_id, num_tokens)
 
     def _num_wanted(self, seq: Sequence) -> int:
         """Tokens a running sequence has left to compute."""

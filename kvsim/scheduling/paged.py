@@ -45,7 +45,7 @@ class PagedScheduler(ContinuousScheduler):
             filled = ()
         for seq in merged(computed, filled):
             if seq.join_tick >= 0:
-                self._register_member(seq)
+                self._register_member(seq, self.calendar.position(seq))
             elif seq.status is Status.RUNNING:
                 self.allocator.register(seq.seq_id, seq.num_computed_tokens)
 
@@ -55,15 +55,4 @@ class PagedScheduler(ContinuousScheduler):
             self._fill_members(filled)
             return
         for seq in filled:
-            self._register_member(seq)
-
-    def _register_member(self, seq: Sequence) -> None:
-        """A member of the calendar filled a block: tell the allocator of its tokens, then of their text."""
-        num_tokens = self.calendar.position(seq)
-        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
-        if behind > 0:
-            self.allocator.append_slots(seq.seq_id, behind)
-        self.allocator.register(seq.seq_id, num_tokens)
-        behind = seq.num_computed_tokens - self.allocator.num_tokens(seq.seq_id)
-        if behind > 0:
-            self.allocator.append_slots(seq.seq_id, behind)
+            self._register_member(seq, self.calendar.position(seq))

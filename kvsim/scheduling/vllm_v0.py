@@ -8,7 +8,6 @@ computed again later; with siblings, it is swapped to the host.
 from __future__ import annotations
 
 from collections import deque
-from operator import attrgetter
 from typing import NamedTuple
 
 from kvsim.memory import PagedAllocator
@@ -16,7 +15,8 @@ from kvsim.memory.interface import KVAllocator
 from kvsim.request import Group, Request, Sequence, Status
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import OutcomeBuilder
-from kvsim.scheduling.calendar import Calendar, merged
+from kvsim.scheduling.calendar import RANKS_PER_GROUP, Calendar, by_rank, merged
+from kvsim.scheduling.engine_state import check_choice, set_status
 from kvsim.scheduling.plan import (
     Admission,
     Fork,
@@ -33,8 +33,6 @@ from kvsim.scheduling.vllm_v0_memory import GroupMemory
 from kvsim.scheduling.vllm_v0_step import StepDraft
 from kvsim.types import AllocatorError, AllocStatus, KvsimError, Ns, ScenarioError
 
-_by_rank = attrgetter("rank")
-_RANKS_PER_GROUP = 1 << 32
 _JOINS_PER_INSTANT = 1 << 48
 
 
@@ -117,6 +115,10 @@ class VllmV0Scheduler:
     ) -> None:
         if not isinstance(allocator, PagedAllocator):
             raise ScenarioError(f"the vllm-v0 scheduler works on paged memory, not on {type(allocator).__name__}")
+        check_choice("engine_loop", engine_loop, ("calendar", "plain"))
+        if isinstance(preemption, str):
+            check_choice("preemption", preemption, tuple(PREEMPTION_MODES))
+            preemption = PREEMPTION_MODES[preemption]
         if max_num_batched_tokens < max_model_len and not upstream_faults:
             raise ScenarioError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_model_len ({max_model_len}): this "
@@ -128,11 +130,11 @@ class VllmV0Scheduler:
         self.max_model_len = max_model_len
         self.max_paddings = max_paddings
         self.prompt_limit = min(max_model_len, max_num_batched_tokens)
-        self.wants_swap = _preemption_mode(preemption)
+        self.wants_swap = preemption
         self.victim = victim
         self.gate = gate
         self.beam_moves = beam_moves or moves_of(beam_policy)
-        self.uses_calendar = _is_calendar(engine_loop)
+        self.uses_calendar = engine_loop == "calendar"
         self.detail = detail
         self.upstream_faults = upstream_faults
         watermark_blocks = int(watermark * allocator.num_blocks)
@@ -176,7 +178,7 @@ class VllmV0Scheduler:
         group = Group(request, seqs, is_beam=is_beam)
         group.next_place = 1
         if not self.upstream_faults and (reason := self._why_never(request)):
-            _set_status(group, Status.REJECTED)
+            set_status(group.members, Status.REJECTED)
             return Rejection(seqs[0], reason)
         self.groups[request.request_id] = group
         self.waiting.add(group)
@@ -196,7 +198,7 @@ class VllmV0Scheduler:
         if status is not Status.WAITING:
             for seq in group.seqs:
                 self.allocator.free(seq.seq_id)
-        _set_status(group, Status.ABORTED)
+        set_status(group.members, Status.ABORTED)
         return tuple(group.members)
 
     def live_sequences(self) -> tuple[Sequence, ...]:
@@ -291,7 +293,7 @@ class VllmV0Scheduler:
         """Drop a waiting group for good, be it in mid-generation."""
         self.waiting.pop_head()
         del self.groups[group.request_id]
-        _set_status(group, Status.REJECTED)
+        set_status(group.members, Status.REJECTED)
         draft.rejected.append(Rejection(group.seqs[0], reason))
 
     def _continue_running(self, draft: StepDraft) -> None:
@@ -299,7 +301,7 @@ class VllmV0Scheduler:
         self._sort_running()
         if self.uses_calendar and self._nobody_can_be_refused():
             self.num_fast_steps += 1
-            stepwise = sorted(self._stepwise_sequences(), key=_by_rank)
+            stepwise = sorted(self._stepwise_sequences(), key=by_rank)
             for seq in merged(self.calendar.crossing(), stepwise):
                 self._append(seq, draft)
         else:
@@ -374,7 +376,7 @@ class VllmV0Scheduler:
         if moves is None:
             return False
         draft.swap_out += moves
-        _set_status(group, Status.SWAPPED)
+        set_status(group.members, Status.SWAPPED)
         self.swapped.append(group)
         return True
 
@@ -382,7 +384,7 @@ class VllmV0Scheduler:
         for seq in group.seqs:
             self.allocator.free(seq.seq_id)
             seq.num_computed_tokens = 0
-        _set_status(group, Status.WAITING)
+        set_status(group.members, Status.WAITING)
         self.waiting.add_front(group)
 
     def _resume_swapped(self, draft: StepDraft) -> None:
@@ -404,7 +406,7 @@ class VllmV0Scheduler:
             raise AllocatorError(f"request {group.request_id!r} does not fit, although the allocator said so")
         self.swapped.pop(0)
         draft.swap_in += moves
-        _set_status(group, Status.RUNNING)
+        set_status(group.members, Status.RUNNING)
         self._join(group)
         for seq in group.seqs:
             draft.resumed.append(seq)
@@ -432,7 +434,7 @@ class VllmV0Scheduler:
                 self._emit_stepwise(group, outcome)
                 self._enter_calendar(group)
                 continue
-            self._end_all(group, sorted(ended_by_group[order], key=_by_rank), outcome)
+            self._end_all(group, sorted(ended_by_group[order], key=by_rank), outcome)
 
     def _emit_stepwise(self, group: Group, outcome: OutcomeBuilder) -> None:
         """Every sequence of the group gets its token; samples fork, beams move, who is done leaves."""
@@ -531,7 +533,7 @@ class VllmV0Scheduler:
                 self.calendar.leave(seq)
 
     def _rank(self, group: Group, seq: Sequence) -> None:
-        seq.rank = group.order * _RANKS_PER_GROUP + seq.sample
+        seq.rank = group.order * RANKS_PER_GROUP + seq.sample
         group.next_place = max(group.next_place, seq.sample + 1)
 
     def _sort_running(self) -> None:
@@ -599,22 +601,3 @@ def _arrival(group: Group) -> Ns:
 def _group_of(seq: Sequence) -> Group:
     assert seq.group is not None
     return seq.group
-
-
-def _set_status(group: Group, status: Status) -> None:
-    for seq in group.members:
-        seq.status = status
-
-
-def _preemption_mode(preemption: str | policies.PreemptionMode) -> policies.PreemptionMode:
-    if not isinstance(preemption, str):
-        return preemption
-    if preemption not in PREEMPTION_MODES:
-        raise ScenarioError(f"preemption: {preemption!r} is unknown; it is one of {', '.join(PREEMPTION_MODES)}")
-    return PREEMPTION_MODES[preemption]
-
-
-def _is_calendar(engine_loop: str) -> bool:
-    if engine_loop not in ("calendar", "plain"):
-        raise ScenarioError(f"engine_loop: {engine_loop!r} is unknown; it is one of calendar, plain")
-    return engine_loop == "calendar"

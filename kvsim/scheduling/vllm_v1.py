@@ -15,9 +15,8 @@ from kvsim.memory.interface import KVAllocator
 from kvsim.request import Group, Request, Sequence
 from kvsim.scheduling import policies
 from kvsim.scheduling.builder import PlanBuilder
-from kvsim.scheduling.calendar import merged
+from kvsim.scheduling.calendar import by_rank, merged
 from kvsim.scheduling.continuous import ContinuousScheduler
-from kvsim.scheduling.engine_state import by_rank
 from kvsim.types import ScenarioError
 
 
@@ -89,13 +88,6 @@ class VllmV1Scheduler(ContinuousScheduler):
             super()._continue_member(seq, step)
         if self.enable_prefix_caching and num_tokens % size == 0 and seq.join_tick >= 0:
             self._register_member(seq, num_tokens)
-
-    def _register_member(self, seq: Sequence, num_tokens: int) -> None:
-        """Tell the allocator of the member's tokens, then of their text."""
-        behind = num_tokens - self.allocator.num_tokens(seq.seq_id)
-        if behind > 0:
-            self.allocator.append_slots(seq.seq_id, behind)
-        self.allocator.register(seq.seq_id, num_tokens)
 
     def _reset(self, seq: Sequence) -> None:
         """A victim that had its turn computes nothing in this step, so nobody may hit the blocks it registered."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence as Seq
-from operator import attrgetter
 
 from kvsim.request import Sequence, Status
 from kvsim.scheduling.builder import OutcomeBuilder, PendingStep, PlanBuilder
+from kvsim.scheduling.calendar import by_rank
 from kvsim.scheduling.continuous import ContinuousScheduler
 from kvsim.scheduling.plan import StepPlan
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
-
-_rank = attrgetter("rank")
 
 
 class VllmV1AsyncScheduler(VllmV1Scheduler):
@@ -44,7 +42,7 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
             if self._is_last_in_flight(seq):
                 self._leave_calendar(seq)
                 self._settle(seq)
-                insort(self.stepwise, seq, key=_rank)
+                insort(self.stepwise, seq, key=by_rank)
         return super()._begin_step()
 
     def _end_step(self, step: PlanBuilder) -> StepPlan:
@@ -112,7 +110,7 @@ class VllmV1AsyncScheduler(VllmV1Scheduler):
     def _apply_decodes(self, step: PendingStep, outcome: OutcomeBuilder) -> None:
         for seq in step.decodes:
             self._deliver(seq, outcome)
-        outcome.delivered.sort(key=_rank)
+        outcome.delivered.sort(key=by_rank)
 
     def _is_gone(self, seq: Sequence) -> bool:
         return seq.status is not Status.RUNNING and seq.status is not Status.WAITING

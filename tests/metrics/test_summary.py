@@ -21,6 +21,23 @@ def summary_with(out, goals):
     )
 
 
+def test_table_bytes_are_those_of_the_entries_that_the_scenario_has():
+    scenario = {
+        "engine": "paged",
+        "model": "llama-3.1-8b",
+        "gpu": "h100-80gb",
+        "memory": {"num_gpu_blocks_override": 100},
+        "workload": {"requests": [{"prompt_tokens": 33, "output_tokens": 2}]},
+        "cost": {"type": "kernels"},
+    }
+    # A prompt of 33 tokens has a table of 3 blocks of 16; the second token's slot is in the third.
+    for entry_bytes in (4, 8):
+        summary = run(scenario, **{"cost.table_entry_bytes": entry_bytes}).summary
+        assert summary["block_table_updates"] == 3
+        assert summary["block_table_upload_bytes"] == 3 * entry_bytes
+        assert summary["block_table_peak_bytes"] == 3 * entry_bytes
+
+
 def two_priorities():
     requests = [request("a", 4, 3, priority=1), request("b", 4, 3, priority=0), request("c", 4, 1, priority=0)]
     return play(
