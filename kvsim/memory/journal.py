@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,12 +64,11 @@ class Journal:
 
     def naming(self, command: Callable[..., Any], place: int, keyword: str) -> Callable[..., Any]:
         """The command, saying first on whose behalf it acts: its argument number `place`, called `keyword`."""
+        return partial(self._do_named, command, place, keyword)
 
-        def named(*args: Any, **kwargs: Any) -> Any:
-            self.name(args[place] if len(args) > place else kwargs[keyword])
-            return command(*args, **kwargs)
-
-        return named
+    def _do_named(self, command: Callable[..., Any], place: int, keyword: str, /, *args: Any, **kwargs: Any) -> Any:
+        self.name(args[place] if len(args) > place else kwargs[keyword])
+        return command(*args, **kwargs)
 
     def write_csv(self, path: Path, names: Mapping[str, str] | None = None) -> None:
         """Write `events.csv`: one row per event, in order; `names` turns sequences into requests."""

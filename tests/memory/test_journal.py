@@ -72,6 +72,21 @@ def test_cache_events() -> None:
     ]  # fmt: skip
 
 
+def test_who_grows_and_fills_with_others_is_named() -> None:
+    allocator, journal = observed(enable_prefix_caching=True)
+    for name, source in (("a", 1), ("b", 2)):
+        allocator.allocate(name, 4, keys=PrefixKeys(TokenStream.from_segment(source, 12), None, 4))
+    num_before = len(journal)
+    allocator.grow_each(["a", "b"])
+    allocator.fill_each(["a", "b"])
+    assert [event[:3] for event in short(journal)[num_before:]] == [
+        ("taken", 2, "a"), ("taken", 3, "b"),
+        ("cached", 0, "a"), ("cached", 2, "a"), ("cached", 1, "b"), ("cached", 3, "b"),
+    ]  # fmt: skip
+    allocator.free("a")
+    assert double_decrements(journal.events()) == []
+
+
 def test_swaps_name_the_host_block() -> None:
     allocator, journal = observed(4, num_host_blocks=4)
     allocator.allocate("a", 6, sharers=("b",))
