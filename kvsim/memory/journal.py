@@ -242,7 +242,7 @@ class _Life:
 
     taken_ns: Ns
     last_access_ns: Ns
-    last_freed_ns: Ns = 0
+    last_freed_ns: Ns = -1
     is_cached: bool = False
 
 
@@ -253,10 +253,13 @@ def block_times(events: Iterable[Event]) -> BlockTimes:
     idle: list[Ns] = []
     gaps: list[Ns] = []
     for event in events:
+        life = lives.get(event.block_id)
         if event.event == "taken":
+            if life is not None and life.last_freed_ns >= life.taken_ns:
+                # Handed out without an eviction: its text had been taken back before it became free.
+                lifetimes.append(life.last_freed_ns - life.taken_ns)
             lives[event.block_id] = _Life(event.t_ns, event.t_ns)
             continue
-        life = lives.get(event.block_id)
         if life is None:
             continue
         if event.event == "cached":

@@ -133,6 +133,20 @@ def test_times_of_a_cached_and_of_a_plain_block() -> None:
     assert times.reuse_gap_s == (5.0,)
 
 
+def test_a_text_that_was_taken_back_keeps_no_block_alive() -> None:
+    allocator, journal = observed(1, enable_prefix_caching=True)
+    allocator.allocate("a", 4, keys=PrefixKeys(TokenStream.from_segment(1, 4), None, 4))
+    allocator.register("a", 4)
+    allocator.unregister("a", 0)
+    journal.now_ns = 1 * NS_PER_S
+    allocator.free("a")
+    journal.now_ns = 3 * NS_PER_S
+    allocator.allocate("b", 4)
+    journal.now_ns = 5 * NS_PER_S
+    allocator.free("b")
+    assert block_times(journal.events()).lifetime_s == (1.0, 2.0)
+
+
 def test_histogram_bins_are_1_2_5() -> None:
     assert histogram([]) == []
     assert [tuple(bin_) for bin_ in histogram([0.0015, 0.002, 0.02])] == [
