@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, compress, islice
 from operator import itemgetter, not_
 from typing import Literal, Protocol, TypeAlias, TypeVar, get_args
@@ -257,7 +258,8 @@ class BlockPool:
         self.num_shared = 0
         """Blocks whose reference count exceeds 1."""
         self.free = self._free_list(range(num_reserved, num_blocks), policy, can_pull, texts or [None] * num_blocks)
-        self.pop: Callable[[], BlockId] = self.free.take
+        # A deep copy takes a partial along; a bound method of a built-in class would stay with the first pool.
+        self.pop: Callable[[], BlockId] = partial(type(self.free).take, self.free)
         """Hand out the next block; whoever must know of it (prefix index, journal) puts itself in front."""
         self.pop_many: Callable[[int], list[BlockId]] = self.free.take_many
         """Hand out `num` blocks, which must be free; whoever wraps `pop` wraps this as well."""

@@ -214,9 +214,11 @@ class ContiguousAllocator:
     def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
         """Store `num_tokens` more tokens within the region; never takes a slot, never copies.
 
-        Raises AllocatorError beyond the region's end.
+        Raises AllocatorError beyond the region's end, and for less than one token.
         """
         region = self._region(seq_id)
+        if num_tokens < 1:
+            raise AllocatorError(f"cannot append {num_tokens} tokens; append at least 1")
         stored = region.num_tokens + num_tokens
         if stored > region.length:
             raise AllocatorError(

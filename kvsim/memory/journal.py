@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,12 +73,11 @@ class Journal:
 
     def naming(self, command: Callable[..., Any], place: int, keyword: str) -> Callable[..., Any]:
         """The command, saying first on whose behalf it acts: its argument number `place`, called `keyword`."""
+        return partial(self._do_named, command, place, keyword)
 
-        def named(*args: Any, **kwargs: Any) -> Any:
-            self.name(args[place] if len(args) > place else kwargs[keyword])
-            return command(*args, **kwargs)
-
-        return named
+    def _do_named(self, command: Callable[..., Any], place: int, keyword: str, /, *args: Any, **kwargs: Any) -> Any:
+        self.name(args[place] if len(args) > place else kwargs[keyword])
+        return command(*args, **kwargs)
 
     def write_csv(self, path: Path, names: Mapping[str, str] | None = None) -> None:
         """Write `events.csv`: one row per event, in order; `names` turns sequences into requests."""
@@ -97,15 +97,18 @@ def observe(allocator: Any, journal: Journal) -> None:
     """Tell the journal whom a paged allocator serves and which block it hands out; unobserved it pays nothing."""
     for name, place, keyword in _SERVING:
         setattr(allocator, name, journal.naming(getattr(allocator, name), place, keyword))
-    pop = allocator.pool.pop
+    pop = partial(_pop_and_record, allocator.pool.pop, journal)
+    allocator.pool.pop, allocator.pool.pop_many = pop, partial(_pop_many, pop)
 
-    def pop_and_record() -> BlockId:
-        block_id: BlockId = pop()
-        journal.record("taken", block_id, 1)
-        return block_id
 
-    allocator.pool.pop = pop_and_record
-    allocator.pool.pop_many = lambda count: [pop_and_record() for _ in range(count)]
+def _pop_and_record(pop: Callable[[], BlockId], journal: Journal) -> BlockId:
+    block_id = pop()
+    journal.record("taken", block_id, 1)
+    return block_id
+
+
+def _pop_many(pop: Callable[[], BlockId], count: int) -> list[BlockId]:
+    return [pop() for _ in range(count)]
 
 
 class JournaledPool(BlockPool):
@@ -266,7 +269,7 @@ class _Life:
 
     taken_ns: Ns
     last_access_ns: Ns
-    last_freed_ns: Ns = 0
+    last_freed_ns: Ns = -1
     is_cached: bool = False
 
 
@@ -277,10 +280,13 @@ def block_times(events: Iterable[Event]) -> BlockTimes:
     idle: list[Ns] = []
     gaps: list[Ns] = []
     for event in events:
+        life = lives.get(event.block_id)
         if event.event == "taken":
+            if life is not None and life.last_freed_ns >= life.taken_ns:
+                # Handed out without an eviction: its text had been taken back before it became free.
+                lifetimes.append(life.last_freed_ns - life.taken_ns)
             lives[event.block_id] = _Life(event.t_ns, event.t_ns)
             continue
-        life = lives.get(event.block_id)
         if life is None:
             continue
         if event.event == "cached":

@@ -48,7 +48,7 @@ class PagedAllocator(PagedState):
         self._check_keys(keys)
         hits = prefix.block_ids
         num_new = self._table_blocks(num_tokens) - len(hits)
-        surplus, place = self._check_allocate(owners, num_tokens, prefix, num_refs)
+        surplus, place = self._check_allocate(owners, num_tokens, keys, prefix, num_refs)
         num_free = self.pool.num_free
         self._check_room(num_new, num_free - self._num_idle(hits) if hits else num_free, num_refs or len(owners))
         if hits:
@@ -61,7 +61,7 @@ class PagedAllocator(PagedState):
         table = BlockTable(self._unrolled(blocks, num_tokens) if self.window_blocks else blocks, num_tokens)
         table.num_registered = len(hits)
         table.place = place
-        table.keys = keys
+        table.keys = keys if self.enable_prefix_caching else None
         self._num_logical += len(owners) * len(table.block_ids)
         if self.pool.num_shared and self._shares_tail(table):
             self._num_shared_tails += 1
@@ -98,28 +98,42 @@ class PagedAllocator(PagedState):
         return ()
 
     def retract(self, seq_id: SeqId, num_tokens: int, copies: Iterable[BlockCopy] = ()) -> None:
-        """Take the last `append_slots` of a sequence back: its tokens are not written after all.
+        """Take the last `append_slots` of a sequence back: its tokens are not written after all, and nobody finds them.
 
         `copies` may hold those of others; none was executed. Raises AllocatorError for an unknown or swapped sequence,
-        for one that stores fewer tokens, and for windows.
+        for one that stores fewer tokens, for tokens that others share, and for windows; nothing is changed then.
         """
         table = self._table(seq_id)
+        num_kept = table.num_tokens - num_tokens
         if self.window_blocks or not 0 < num_tokens < table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} cannot take back {num_tokens} of {table.num_tokens} tokens")
+        num_blocks = self._ceil(num_kept)
+        copy = next((copy for copy in copies if copy.dst == table.block_ids[num_blocks - 1]), None)
+        if not self._ref[copy.src] if copy is not None else self._is_read_beyond(table, num_kept):
+            raise AllocatorError(
+                f"sequence {seq_id!r} takes {num_tokens} tokens back too late: others came or went since"
+            )
+        self.unregister(seq_id, num_kept)
         self._name(seq_id)
-        self.index.disown(table)
-        table.num_tokens -= num_tokens
-        num_blocks = self._ceil(table.num_tokens)
+        table.num_tokens = num_kept
         unused = table.block_ids[num_blocks:]
         del table.block_ids[num_blocks:]
         self._num_logical -= len(unused)
-        copy = next((copy for copy in copies if copy.dst == table.block_ids[-1]), None)
         if copy is not None:
             self._num_shared_tails += self._ref[copy.src] == 1
             self.pool.share(copy.src)
             table.block_ids[-1] = copy.src
             unused.append(copy.dst)
         self.pool.release(unused)
+
+    def _is_read_beyond(self, table: BlockTable, num_tokens: int) -> bool:
+        """Others store more than a table's first `num_tokens` tokens in the block where those end."""
+        index = (num_tokens - 1) // self.block_size
+        block_id = table.block_ids[index]
+        return self._ref[block_id] > 1 and any(
+            other is not table and other.num_tokens > num_tokens and other.block_ids[index] == block_id
+            for other in (self._tables.values() if num_tokens % self.block_size else ())
+        )
 
     def grow_each(self, seq_ids: Sequence[SeqId]) -> int:
         """Fill the blocks that each sequence has, and store one token in a new one, in order.
@@ -137,7 +151,11 @@ class PagedAllocator(PagedState):
         if self._num_shared_tails:
             num_served = next((i for i in range(num_served) if self._shares_tail(tables[i])), num_served)
         size = self.block_size
-        for table, block_id in zip(tables, self.pool.take(num_served), strict=False):
+        if self.journal is None:
+            new = self.pool.take(num_served)
+        else:
+            new = [self._take_for(seq_id) for seq_id in seq_ids[:num_served]]
+        for table, block_id in zip(tables, new, strict=False):
             block_ids = table.block_ids
             table.num_tokens = len(block_ids) * size + 1
             block_ids.append(block_id)
@@ -157,11 +175,13 @@ class PagedAllocator(PagedState):
         if self.window_blocks or self._num_shared_tails:
             self._check_tails(seq_ids, tables)
         size = self.block_size
-        for table in tables:
+        for seq_id, table in zip(seq_ids, tables, strict=True):
             table.num_tokens = num_tokens = len(table.block_ids) * size
             if table.own_run is not None:
                 table.num_findable = num_tokens
             else:
+                if self.journal is not None:
+                    self.journal.name(seq_id)
                 self._register_upto(table, num_tokens)
 
     def _check_tails(self, seq_ids: Sequence[SeqId], tables: Sequence[BlockTable]) -> None:
@@ -177,7 +197,7 @@ class PagedAllocator(PagedState):
         Raises AllocatorError if fewer are stored: a block must not be found before it is filled.
         """
         table = self._table(seq_id)
-        if not self.enable_prefix_caching or table.keys is None:
+        if table.keys is None:
             return
         if num_tokens > table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} stores {table.num_tokens} tokens, {num_tokens} are registered")
@@ -186,15 +206,19 @@ class PagedAllocator(PagedState):
     def unregister(self, seq_id: SeqId, num_tokens: int) -> None:
         """Take back what was registered beyond the first `num_tokens` tokens: it will not be computed after all.
 
-        To be called before anyone can have found those blocks.
+        Raises AllocatorError if somebody shares one of those blocks; nothing is changed then.
         """
         table = self._table(seq_id)
         self.index.disown(table)
-        while table.num_registered > num_tokens // self.block_size:
-            table.num_registered -= 1
+        num_kept = max(0, num_tokens) // self.block_size
+        untold = table.block_ids[num_kept : table.num_registered]
+        if untold and max(picked(self._ref, untold)) > 1:
+            raise AllocatorError(f"sequence {seq_id!r} cannot take blocks {untold} back: others share them")
+        table.num_registered -= len(untold)
+        for block_id in reversed(untold):
             if table.place is not None:
                 table.place = table.place.before()
-            self.index.drop(table.block_ids[table.num_registered])
+            self.index.drop(block_id)
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
         """Let the child share every block of the parent, on the device where that is; takes no block."""
@@ -202,8 +226,9 @@ class PagedAllocator(PagedState):
         parent = self._swapped[parent_id] if is_swapped else self._table(parent_id)
         self._check_new(child_id)
         self._check_keys(keys)
+        self.index.catch_up(parent)
         child = parent.copy()
-        child.keys = keys
+        child.keys = keys if self.enable_prefix_caching else None
         if not is_swapped:
             self._num_shared_tails += self._is_partial(parent) and self._ref[parent.block_ids[-1]] == 1
             self._num_logical += len(child.block_ids)
@@ -261,7 +286,12 @@ class PagedAllocator(PagedState):
             raise AllocatorError(f"sequence {seq_id!r} has a block table already")
 
     def _check_allocate(
-        self, owners: Sequence[SeqId], num_tokens: int, prefix: PrefixMatch, num_refs: int | None
+        self,
+        owners: Sequence[SeqId],
+        num_tokens: int,
+        keys: KeyChain | None,
+        prefix: PrefixMatch,
+        num_refs: int | None,
     ) -> tuple[int, Place]:
         """Refuse what cannot be meant; returns the surplus references, and where the hit ends in the prefix index."""
         for owner in owners:
@@ -270,7 +300,7 @@ class PagedAllocator(PagedState):
             raise AllocatorError(f"sequences {owners!r} are not distinct")
         if num_tokens < 1 or num_tokens < prefix.num_tokens:
             raise AllocatorError(f"cannot allocate {num_tokens} tokens with a hit of {prefix.num_tokens}")
-        place = self.index.end_of(prefix.block_ids) if prefix.block_ids else self.index.root
+        place = self.index.end_of(prefix.block_ids, keys) if prefix.block_ids else self.index.root
         if place is None or prefix.num_tokens != len(prefix.block_ids) * self.block_size:
             raise AllocatorError(f"the prefix match {prefix.block_ids} is out of date; match again before allocating")
         surplus = 0 if num_refs is None else num_refs - len(owners)
@@ -434,6 +464,10 @@ class PagedAllocator(PagedState):
                     target[block_id] = pool.take(1)[0]
         transfer = tuple(BlockMove(src, dst) for src, dst in target.items())
         return _Moved(transfer, [[target[block_id] for block_id in table.block_ids] for table in tables])
+
+    def _take_for(self, seq_id: SeqId) -> BlockId:
+        self._name(seq_id)
+        return self.pool.take_next()
 
     def _name(self, seq_id: SeqId) -> None:
         if self.journal is not None:

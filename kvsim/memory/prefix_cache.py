@@ -234,13 +234,17 @@ class PrefixIndex:
             found += cast(list[BlockId], carriers)
         return found
 
-    def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
-        """Where a path of blocks ends: they carry consecutive texts from the start of one prefix; None if not."""
+    def end_of(self, block_ids: Sequence[BlockId], keys: KeyChain | None) -> Place | None:
+        """Where a path of blocks ends: they carry consecutive texts from the start of `keys`; None if not.
+
+        Without keys those of any one text will do.
+        """
         if block_ids and (first := self.run_of[block_ids[0]]) is not None and first.parent is self.root.run:
             # Most matches lie in one run.
-            num_blocks = len(block_ids)
-            if first.parent_place == -1 and first.carriers[:num_blocks] == list(block_ids):
-                return Place(first, num_blocks - 1)
+            last = len(block_ids) - 1
+            if first.parent_place == -1 and first.carriers[: last + 1] == list(block_ids):
+                is_theirs = keys is None or (first.goes_on(0, keys) and first.last_common(0, keys, last) == last)
+                return Place(first, last) if is_theirs else None
         run, place = self.root
         for block_id in block_ids:
             carried = self.run_of[block_id]
@@ -251,6 +255,8 @@ class PrefixIndex:
             else:
                 return None
             if place >= len(run.carriers) or not run.carries(block_id, place):
+                return None
+            if keys is not None and not run.goes_on(place, keys):
                 return None
         return Place(run, place)
 

@@ -114,6 +114,15 @@ def test_a_region_cannot_grow():
     assert allocator.num_tokens("A") == 4
 
 
+@pytest.mark.parametrize("num_tokens", [0, -1])
+def test_appending_nothing_is_refused(num_tokens):
+    allocator = ContiguousAllocator(8)
+    allocator.allocate("A", 2, reserve_tokens=2)
+    with pytest.raises(AllocatorError, match=f"cannot append {num_tokens} tokens; append at least 1"):
+        allocator.append_slots("A", num_tokens)
+    assert allocator.num_tokens("A") == 2
+
+
 def test_fork_copies_into_a_region_set_aside_at_admission():
     allocator = ContiguousAllocator(16, placement="first_fit")
     allocator.allocate("parent", 3, reserve_tokens=3)

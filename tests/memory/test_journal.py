@@ -72,6 +72,21 @@ def test_cache_events() -> None:
     ]  # fmt: skip
 
 
+def test_who_grows_and_fills_with_others_is_named() -> None:
+    allocator, journal = observed(enable_prefix_caching=True)
+    for name, source in (("a", 1), ("b", 2)):
+        allocator.allocate(name, 4, keys=PrefixKeys(TokenStream.from_segment(source, 12), None, 4))
+    num_before = len(journal)
+    allocator.grow_each(["a", "b"])
+    allocator.fill_each(["a", "b"])
+    assert [event[:3] for event in short(journal)[num_before:]] == [
+        ("taken", 2, "a"), ("taken", 3, "b"),
+        ("cached", 0, "a"), ("cached", 2, "a"), ("cached", 1, "b"), ("cached", 3, "b"),
+    ]  # fmt: skip
+    allocator.free("a")
+    assert double_decrements(journal.events()) == []
+
+
 def test_swaps_name_the_host_block() -> None:
     allocator, journal = observed(4, num_host_blocks=4)
     allocator.allocate("a", 6, sharers=("b",))
@@ -116,6 +131,20 @@ def test_times_of_a_cached_and_of_a_plain_block() -> None:
     assert times.lifetime_s == (9.0, 1.0)
     assert times.idle_before_evict_s == (3.0,)
     assert times.reuse_gap_s == (5.0,)
+
+
+def test_a_text_that_was_taken_back_keeps_no_block_alive() -> None:
+    allocator, journal = observed(1, enable_prefix_caching=True)
+    allocator.allocate("a", 4, keys=PrefixKeys(TokenStream.from_segment(1, 4), None, 4))
+    allocator.register("a", 4)
+    allocator.unregister("a", 0)
+    journal.now_ns = 1 * NS_PER_S
+    allocator.free("a")
+    journal.now_ns = 3 * NS_PER_S
+    allocator.allocate("b", 4)
+    journal.now_ns = 5 * NS_PER_S
+    allocator.free("b")
+    assert block_times(journal.events()).lifetime_s == (1.0, 2.0)
 
 
 def test_histogram_bins_are_1_2_5() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from kvsim.memory import NO_MATCH, BlockCopy, BlockMove, PagedAllocator, PrefixKeys, PrefixMatch
+from kvsim.memory.block_pool import FREE_LIST_POLICIES
 from kvsim.memory.block_table import Slot, slot_of, table_delta, upload_bytes
+from kvsim.memory.journal import Journal
 from kvsim.request import Namespace
 from kvsim.tokens import TokenStream
 from kvsim.types import AllocatorError, AllocStatus, OutOfBlocks
@@ -150,6 +155,56 @@ def test_new_blocks_of_tokens_that_are_not_written_go_back() -> None:
     with pytest.raises(AllocatorError, match="no block table"):
         allocator.retract("B", 1)
     assert state(allocator) == before
+
+
+def test_who_takes_tokens_back_takes_their_text_back() -> None:
+    """Registered blocks that are not computed after all are neither found nor idle."""
+    allocator = PagedAllocator(6, 4, enable_prefix_caching=True)
+    allocator.allocate("A", 7, keys=keys(1))
+    allocator.append_slots("A", 5)
+    allocator.register("A", 12)
+    allocator.retract("A", 5)
+    assert allocator.match_prefix(keys(1), 12).block_ids == (0,)
+    assert (allocator.num_hashed_blocks, allocator.usage().num_cached_idle) == (1, 0)
+    allocator.audit()
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_tokens_that_others_read_cannot_be_taken_back(length: int) -> None:
+    """A child has the last token by now, in a partial block or a full one."""
+    allocator = PagedAllocator(6, 4)
+    allocator.allocate("A", length)
+    allocator.append_slots("A")
+    allocator.fork("A", "B")
+    before = state(allocator)
+    with pytest.raises(AllocatorError, match="'A' takes 1 tokens back too late: others came or went since"):
+        allocator.retract("A", 1)
+    assert state(allocator) == before
+
+
+def test_a_block_that_was_found_cannot_be_taken_back() -> None:
+    allocator = PagedAllocator(6, 4, enable_prefix_caching=True)
+    allocator.allocate("A", 4, keys=keys(1))
+    allocator.append_slots("A", 4)
+    allocator.register("A", 8)
+    allocator.allocate("B", 9, keys=keys(1), prefix=allocator.match_prefix(keys(1), 9))
+    before = state(allocator)
+    with pytest.raises(AllocatorError, match=r"'A' cannot take blocks \[1\] back: others share them"):
+        allocator.retract("A", 4)
+    assert state(allocator) == before
+
+
+def test_a_copy_whose_source_is_gone_cannot_be_taken_back() -> None:
+    allocator = PagedAllocator(6, 4)
+    allocator.allocate("A", 6)
+    allocator.fork("A", "B")
+    copies = allocator.append_slots("A")
+    allocator.free("B")
+    before = state(allocator)
+    with pytest.raises(AllocatorError, match="'A' takes 1 tokens back too late"):
+        allocator.retract("A", 1, copies)
+    assert state(allocator) == before
+    allocator.audit()
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1])
@@ -406,6 +461,39 @@ def test_token_ids_whose_hashes_collide_do_not_hit() -> None:
     assert match.block_ids == (2, 3)
 
 
+def test_a_match_whose_block_says_something_else_by_now_is_refused() -> None:
+    """Block 0 was A's and is B's: the same place in another text."""
+    allocator = PagedAllocator(3, 4, enable_prefix_caching=True)
+    match = serve(allocator, "A", 4, keys(1))
+    match = allocator.match_prefix(keys(1), 5)
+    allocator.allocate("others", 8)
+    serve(allocator, "B", 4, keys(2))
+    assert allocator.match_prefix(keys(2), 5).block_ids == match.block_ids == (0,)
+    before = state(allocator)
+    with pytest.raises(AllocatorError, match="out of date"):
+        allocator.allocate("A", 4, keys=keys(1), prefix=match)
+    assert state(allocator) == before
+
+
+def test_a_match_that_leaves_its_run_is_held_to_its_text() -> None:
+    """Two texts part after a block; the end of one is no hit for the other, nor for a third."""
+    allocator = PagedAllocator(9, 4, enable_prefix_caching=True)
+    texts = [keys_of((1,) * 4 + (number,) * 5) for number in range(3)]
+    for number in (0, 1):
+        serve(allocator, number, 8, texts[number])
+    matches = [allocator.match_prefix(text, 9) for text in texts[:2]]
+    for match, text in ((matches[0], texts[1]), (matches[1], texts[0]), (matches[1], texts[2])):
+        with pytest.raises(AllocatorError, match="out of date"):
+            allocator.allocate("x", 9, keys=text, prefix=match)
+    for number in (0, 1):
+        allocator.allocate(number, 9, keys=texts[number], prefix=matches[number])
+    allocator.audit()
+
+
+def keys_of(token_ids: tuple[int, ...]) -> PrefixKeys:
+    return PrefixKeys(TokenStream.from_ids(token_ids), None, 4)
+
+
 def test_a_forked_child_registers_its_own_text() -> None:
     allocator = PagedAllocator(10, 4, enable_prefix_caching=True)
     prompt = TokenStream.from_segment(1, 6)
@@ -566,6 +654,16 @@ def test_filling_each_is_appending_and_registering() -> None:
     together.audit()
 
 
+def test_filling_each_tells_a_cache_that_is_off_nothing() -> None:
+    allocator = PagedAllocator(2, 4)
+    for source in (1, 2, 3):
+        allocator.allocate("A", 3, keys=keys(source))
+        allocator.fill_each(["A"])
+        assert allocator.num_hashed_blocks == 0
+        allocator.free("A")
+        allocator.audit()
+
+
 def test_filling_each_takes_no_block_and_copies_none() -> None:
     allocator = PagedAllocator(20, 4, enable_prefix_caching=True)
     allocator.allocate("a", 6, keys=keys(1))
@@ -615,3 +713,40 @@ def test_keys_for_blocks_of_another_size_are_refused() -> None:
         allocator.fork("a", "b", keys=small)
     assert not allocator.has_table("b")
     allocator.audit()
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("free_list", FREE_LIST_POLICIES)
+def test_a_deep_copy_lives_a_life_of_its_own(free_list: str, caching: bool, is_watched: bool) -> None:
+    """What would happen if: the copy goes on as the first would have, which notices nothing."""
+    first = PagedAllocator(
+        9,
+        4,
+        num_host_blocks=4,
+        free_list=free_list,
+        enable_prefix_caching=caching,
+        journal=Journal() if is_watched else None,
+    )
+    serve(first, "a", 8, keys(1))
+    first.allocate("b", 7, keys=keys(2))
+    first.register("b", 7)
+    before = state(first)
+
+    def go_on(allocator: PagedAllocator) -> tuple[object, ...]:
+        match = allocator.match_prefix(keys(1), 9)
+        allocator.allocate("c", 9, keys=keys(1), prefix=match)
+        allocator.append_slots("b", 2)
+        allocator.fork("b", "d")
+        allocator.append_slots("d")
+        allocator.swap_out(["c"])
+        allocator.register("b", 9)
+        allocator.free("b")
+        allocator.audit()
+        return state(allocator)
+
+    twins = [copy.deepcopy(first)] if is_watched else [copy.deepcopy(first), pickle.loads(pickle.dumps(first))]
+    after = [go_on(twin) for twin in twins]
+    assert state(first) == before
+    first.audit()
+    assert {*map(repr, after)} == {repr(go_on(first))}

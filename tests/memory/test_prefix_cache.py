@@ -10,7 +10,7 @@ from kvsim.memory import PagedAllocator, PrefixKeys
 from kvsim.memory.block_pool import FREE_LIST_POLICIES
 from kvsim.memory.journal import Journal
 from kvsim.tokens import TokenStream
-from kvsim.types import AllocStatus
+from kvsim.types import AllocatorError, AllocStatus
 
 SIZE = 2
 TEXTS = [
@@ -178,6 +178,39 @@ def test_whom_another_overtook_on_an_equal_text_keeps_its_turn() -> None:
     for seq, num_tokens in ((0, 2), (1, 6), (0, 4), (2, 4), (0, 6), (2, 6)):
         twins.register(seq, num_tokens)
     twins.compare()
+
+
+def test_a_child_knows_what_its_parent_registered() -> None:
+    """Also what the index has not asked the parent for yet."""
+    allocator = PagedAllocator(4, 4, enable_prefix_caching=True)
+    keys = PrefixKeys(TokenStream.from_segment(1, 16), None, 4)
+    allocator.allocate("parent", 4, keys=keys)
+    allocator.register("parent", 4)
+    allocator.append_slots("parent", 4)
+    allocator.register("parent", 8)
+    allocator.fork("parent", "child", keys=keys)
+    allocator.free("parent")
+    allocator.unregister("child", 0)
+    assert allocator.num_hashed_blocks == 0
+    allocator.audit()
+
+
+def test_a_block_that_others_found_stays_registered() -> None:
+    allocator = PagedAllocator(4, 4, enable_prefix_caching=True)
+    keys = PrefixKeys(TokenStream.from_segment(1, 16), None, 4)
+    allocator.allocate("a", 8, keys=keys)
+    allocator.register("a", 8)
+    allocator.allocate("b", 5, keys=keys, prefix=allocator.match_prefix(keys, 5))
+    for num_kept in (0, -1):
+        with pytest.raises(AllocatorError, match=r"'a' cannot take blocks \[0, 1\] back: others share them"):
+            allocator.unregister("a", num_kept)
+    assert allocator.num_hashed_blocks == 2
+    allocator.unregister("a", 4)
+    assert allocator.match_prefix(keys, 9).block_ids == (0,)
+    allocator.free("b")
+    allocator.unregister("a", -1)
+    assert allocator.num_hashed_blocks == 0
+    allocator.audit()
 
 
 def test_nobody_is_asked_for_a_decoded_block_before_somebody_looks() -> None:
