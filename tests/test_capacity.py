@@ -12,7 +12,7 @@ import pytest
 from kvsim.capacity import capacity, estimate_activation_bytes, kv_cache_bytes
 from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.cli import main
-from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
+from kvsim.memory.geometry import DS_MLA, PACKED_BYTES, GeometryError, ModelGeometry, num_gpu_blocks
 from kvsim.memory.weights import count_params
 from kvsim.runs import run
 from kvsim.types import ScenarioError
@@ -582,3 +582,13 @@ def test_layers_of_several_widths_count_with_the_widest():
     config = LLAMA | {"intermediate_size": [100, 14_336]}
     estimate = estimate_activation_bytes(ModelGeometry.from_config(config), 2048, 8)
     assert estimate == estimate_activation_bytes(ModelGeometry.from_config(LLAMA), 2048, 8)
+
+
+@pytest.mark.parametrize("dtype", [*PACKED_BYTES, DS_MLA])
+def test_a_run_takes_every_format_that_the_capacity_report_takes(tmp_path, dtype):
+    model = "deepseek-v3" if dtype == DS_MLA else "llama-3.1-8b"
+    size = {"kv_cache_memory_bytes": 1 << 30}
+    scenario = scenario_of(model, size, kv_cache_dtype=dtype)
+    summary = run(scenario).summary
+    report = capacity(model, max_model_len=2048, kv_cache_dtype=dtype, **size)
+    assert (summary["num_gpu_blocks"], summary["bytes_per_token"]) == (report.num_gpu_blocks, report.bytes_per_token)
