@@ -87,15 +87,17 @@ class Pages:
     @classmethod
     def of(cls, geometry: ModelGeometry, flags: Flags) -> Pages:
         layer_bytes = geometry.layer_bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        encoder_pages = ceil(geometry.num_encoder_tokens / flags.block_size)
         if not geometry.is_hybrid:
             bytes_per_token = geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
-            return cls(bytes_per_token * flags.block_size, 1, _pages_per_request(geometry.groups[0], flags))
+            num_pages = _pages_per_request(geometry.groups[0], flags) + encoder_pages
+            return cls(bytes_per_token * flags.block_size, 1, num_pages)
         layers_per_group = _layers_per_group(geometry.groups)
         num_groups, num_pages = 0, 0
         for group in geometry.groups:
             num_alike = ceil(group.num_layers / layers_per_group)
             num_groups += num_alike
-            num_pages += num_alike * _pages_per_request(group, flags)
+            num_pages += num_alike * (_pages_per_request(group, flags) + encoder_pages)
         block_bytes = num_groups * layers_per_group * layer_bytes * flags.block_size
         return cls(block_bytes, num_groups, num_pages)
 
