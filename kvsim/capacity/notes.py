@@ -37,6 +37,9 @@ def notes_of(
             notes.append(
                 f"layer groups of equal size leave {1 - used_bytes / pages.block_bytes:.0%} of every block to padding"
             )
+    if flags.draft is not None:
+        draft_bytes = flags.draft.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        notes.append(f"{draft_bytes:,} of the bytes of one token are those of {flags.draft.name or 'the draft'}")
     if geometry.num_encoder_tokens:
         notes.append(
             f"every request also keeps the KV of {geometry.num_encoder_tokens:,} tokens of the encoder's output "
