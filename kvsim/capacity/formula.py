@@ -55,7 +55,8 @@ def capacity(
     size. `kv_cache_memory_bytes` replaces the whole memory arithmetic (then no GPU is needed),
     `num_gpu_blocks_override` its result, and `weight_bytes`, `activation_bytes`, `non_torch_bytes`,
     `total_memory_bytes` single terms (measured ones, or those of a model that cannot be counted). `swap_space` is host
-    memory. A `speculative_model` has its weights, and its KV of every token, on the same GPUs. A fit that is impossible is a report with `problem`; values that make no sense raise ScenarioError.
+    memory. A `speculative_model` has its weights, and its KV of every token, on the same GPUs. A fit that is impossible
+    is a report with `problem`; values that make no sense raise ScenarioError.
     """
     geometry = _geometry(model, dtype).stage(pipeline_parallel_size)
     spec = None if gpu is None else gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
