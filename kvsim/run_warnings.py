@@ -44,9 +44,13 @@ def _ends(summary: dict[str, Any], ended: EndedRequests) -> Iterable[str]:
         and summary["block_size"] > 1
         and measured < theory - UTILIZATION_GAP
     ):
+        saving = summary["sharing_saving"] or 0.0
+        # Each sequence leaves half a block of its own empty; the full ones it shares count once.
+        is_shared = (1 - measured) * (1 - saving) <= 1 - theory + UTILIZATION_GAP
+        why = f"they share {saving:.1%} of their blocks, and each leaves half a block of its own empty"
         yield (
-            f"block utilization is {measured:.3f}, {theory:.3f} would be usual for these lengths: "
-            "requests end early, are preempted or aborted"
+            f"block utilization is {measured:.3f}, {theory:.3f} would be usual for sequences of these lengths: "
+            f"{why if is_shared else 'requests end early, are preempted or aborted'}"
         )
     # Worded for any number, so that runs that differ in it say the same.
     if ended.num_cut:

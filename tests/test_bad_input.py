@@ -193,6 +193,7 @@ EDITS = [
     ("horizon: null", "record: []", "record: is []", "steps, requests"),
     ("horizon: null", "engine_loop: fast", "engine_loop: is 'fast'", "plain"),
     ("horizon: null", "kv_cache_dtype: fp17", "kv_cache_dtype: is 'fp17'", "must be one of auto"),
+    ("horizon: null", "kv_cache_dtype: fp8_ds_mla", "kv_cache_dtype: fp8_ds_mla stores latents", "does not have"),
     ("horizon: null", "tensor_parallel_size: 0", "tensor_parallel_size: is 0", "at least 1"),
     ("horizon: null", "tensor_parallel_size: 3", "tensor_parallel_size: 32 attention heads", "3 ranks"),
     ("horizon: null", "sweep: {vary: {allocator.blok_size: [8]}}", "allocator.blok_size", "did you mean block_size?"),

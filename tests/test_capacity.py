@@ -12,7 +12,7 @@ import pytest
 from kvsim.capacity import capacity, estimate_activation_bytes, kv_cache_bytes
 from kvsim.catalog import GIB, load_gpu, load_model
 from kvsim.cli import main
-from kvsim.memory.geometry import GeometryError, ModelGeometry, num_gpu_blocks
+from kvsim.memory.geometry import DS_MLA, PACKED_BYTES, GeometryError, ModelGeometry, num_gpu_blocks
 from kvsim.memory.weights import count_params
 from kvsim.runs import run
 from kvsim.types import ScenarioError
@@ -582,3 +582,48 @@ def test_layers_of_several_widths_count_with_the_widest():
     config = LLAMA | {"intermediate_size": [100, 14_336]}
     estimate = estimate_activation_bytes(ModelGeometry.from_config(config), 2048, 8)
     assert estimate == estimate_activation_bytes(ModelGeometry.from_config(LLAMA), 2048, 8)
+
+
+@pytest.mark.parametrize("dtype", [*PACKED_BYTES, DS_MLA])
+def test_a_run_takes_every_format_that_the_capacity_report_takes(tmp_path, dtype):
+    model = "deepseek-v3" if dtype == DS_MLA else "llama-3.1-8b"
+    size = {"kv_cache_memory_bytes": 1 << 30}
+    scenario = scenario_of(model, size, kv_cache_dtype=dtype)
+    summary = run(scenario).summary
+    report = capacity(model, max_model_len=2048, kv_cache_dtype=dtype, **size)
+    assert (summary["num_gpu_blocks"], summary["bytes_per_token"]) == (report.num_gpu_blocks, report.bytes_per_token)
+
+
+def test_a_speculative_model_takes_weights_and_kv_of_every_token():
+    """Llama-3.2-1B: 2 x 16 layers x 8 heads x 64 x 2 bytes, and 1.24 billion parameters of 16 bits."""
+    target, draft = load_model("llama-3.1-8b"), load_model("llama-3.2-1b")
+    alone, both = (capacity(target, "a100-80gb", speculative_model=model) for model in (None, draft))
+    assert both.bytes_per_token == alone.bytes_per_token + 2 * 16 * 8 * 64 * 2
+    assert both.weight_bytes == alone.weight_bytes + 2 * count_params(draft).total
+    assert both.kv_bytes == alone.kv_bytes - 2 * count_params(draft).total
+    assert both.num_gpu_blocks == both.kv_bytes // (16 * both.bytes_per_token)
+    assert both.num_blocks_per_request == alone.num_blocks_per_request
+    assert both.notes == ("32,768 of the bytes of one token are those of llama-3.2-1b",)
+    shared = capacity(target, "a100-80gb", speculative_model=draft, tensor_parallel_size=2, kv_cache_dtype="fp8")
+    assert shared.bytes_per_token == both.bytes_per_token // 4
+
+
+def test_a_head_of_one_layer_is_a_speculative_model(tmp_path, capsys):
+    """A draft head as engines load it: one layer more of the target's own shape."""
+    path = saved(tmp_path, {**LLAMA, "num_hidden_layers": 1})
+    size = ["--kv-cache-memory-bytes", "16GiB", "--max-model-len", "4096", "--json"]
+    assert main(["capacity", "--model", "llama-3.1-8b", "--speculative-model", str(path), *size]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes_per_token"] == 131_072 // 32 * 33
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        ("gpt-oss-20b", {}, "windowed layers beside a speculative model"),
+        ("llama-3.1-8b", {"pipeline_parallel_size": 2}, "beside pipeline stages is not counted"),
+        ("llama-3.1-8b", {"speculative_model": {**LLAMA, "model_type": None}}, "the speculative model: .* model_type"),
+    ],
+)
+def test_a_speculative_model_that_cannot_be_counted_is_refused(model, more, message):
+    with pytest.raises(ScenarioError, match=message):
+        capacity(model, "a100-80gb", **{"speculative_model": "llama-3.2-1b", **more})

@@ -31,6 +31,7 @@ def capacity(
     model: ModelGeometry | str | Path | Mapping[str, Any],
     gpu: GpuSpec | str | Mapping[str, Any] | None = None,
     *,
+    speculative_model: ModelGeometry | str | Path | Mapping[str, Any] | None = None,
     gpu_memory_utilization: float = 0.9,
     block_size: int = 16,
     max_model_len: int | None = None,
@@ -54,7 +55,8 @@ def capacity(
     size. `kv_cache_memory_bytes` replaces the whole memory arithmetic (then no GPU is needed),
     `num_gpu_blocks_override` its result, and `weight_bytes`, `activation_bytes`, `non_torch_bytes`,
     `total_memory_bytes` single terms (measured ones, or those of a model that cannot be counted). `swap_space` is host
-    memory. A fit that is impossible is a report with `problem`; values that make no sense raise ScenarioError.
+    memory. A `speculative_model` has its weights, and its KV of every token, on the same GPUs. A fit that is impossible
+    is a report with `problem`; values that make no sense raise ScenarioError.
     """
     geometry = _geometry(model, dtype).stage(pipeline_parallel_size)
     spec = None if gpu is None else gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
@@ -87,7 +89,10 @@ def capacity(
         kv_cache_dtype=kv_cache_dtype,
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
+        draft=None if speculative_model is None else _geometry(speculative_model, "auto"),
     )
+    if flags.draft is not None and pipeline_parallel_size > 1:
+        raise ScenarioError("a speculative model beside pipeline stages is not counted")
     pages = Pages.of(geometry, flags)
     if kv_cache_memory_bytes is not None:
         terms = Terms(kv_cache_memory_bytes, total)
@@ -129,7 +134,7 @@ def _report(
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
         gpu_memory_utilization=flags.gpu_memory_utilization,
-        bytes_per_token=geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size),
+        bytes_per_token=flags.bytes_per_token(geometry),
         block_bytes=pages.block_bytes,
         total_memory_bytes=terms.total,
         budget_bytes=terms.budget,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kvsim.capacity.terms import Flags, Pages
 from kvsim.catalog import GIB
+from kvsim.memory.config_fields import optional
 from kvsim.memory.geometry import DS_MLA, ModelGeometry
-from kvsim.memory.layers import unexplained_state
+from kvsim.memory.layers import attending_windows, unexplained_state
 
 
 def notes_of(
@@ -36,17 +37,34 @@ def notes_of(
             notes.append(
                 f"layer groups of equal size leave {1 - used_bytes / pages.block_bytes:.0%} of every block to padding"
             )
-    if geometry.num_kv_layers < geometry.num_hidden_layers:
+    if flags.draft is not None:
+        draft_bytes = flags.draft.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        notes.append(f"{draft_bytes:,} of the bytes of one token are those of {flags.draft.name or 'the draft'}")
+    if geometry.num_encoder_tokens:
         notes.append(
-            f"{geometry.num_kv_layers} of {geometry.num_hidden_layers} layers keep KV of their own; the state per "
-            f"sequence that layers without attention hold, which does not grow, is not counted"
+            f"every request also keeps the KV of {geometry.num_encoder_tokens:,} tokens of the encoder's output "
+            f"(cross-attention), however short its own text is"
         )
-    if key := unexplained_state(geometry.config, geometry.num_hidden_layers, geometry.num_kv_layers):
+    num_layers, config = geometry.num_hidden_layers, geometry.config
+    if geometry.num_kv_layers < num_layers:
+        note = f"{geometry.num_kv_layers} of {num_layers} layers keep KV of their own"
+        if config.get("num_kv_shared_layers") or config.get("use_cla"):
+            note += "; others read that of an earlier layer"
+        if sum(num for num, _ in attending_windows(config, num_layers)) < num_layers:
+            note += "; the state per sequence that layers without attention hold, which does not grow, is not counted"
+        notes.append(note)
+    if num_more := optional(config, "num_nextn_predict_layers", least=0):
+        layer_bytes = geometry.layer_bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        notes.append(
+            f"multi-token prediction (num_nextn_predict_layers {num_more}) is not counted: with it a token takes "
+            f"{num_more * layer_bytes:,} bytes more, beside the weights it loads"
+        )
+    if key := unexplained_state(config, num_layers, geometry.num_kv_layers):
         notes.append(
             f"the model configuration has {key}, but no key that kvsim understands says which layers have attention: "
             f"all of them are counted"
         )
-    if geometry.config.get("cross_attention_layers"):
+    if config.get("cross_attention_layers"):
         notes.append("the KV of an image, which cross-attention layers keep for every sequence, is not counted")
     if geometry.is_uneven:
         heads = ", ".join(f"{group.num_layers} of {group.num_kv_heads}" for group in geometry.groups)

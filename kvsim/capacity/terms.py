@@ -46,6 +46,13 @@ class Flags:
     kv_cache_dtype: str
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
+    draft: ModelGeometry | None = None
+    """The speculative model: its KV of every token is in the same blocks."""
+
+    def bytes_per_token(self, geometry: ModelGeometry) -> int:
+        """Bytes that all layers, those of the draft model too, keep of one token on one rank."""
+        models = (geometry,) if self.draft is None else (geometry, self.draft)
+        return sum(model.bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size) for model in models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +94,24 @@ class Pages:
     @classmethod
     def of(cls, geometry: ModelGeometry, flags: Flags) -> Pages:
         layer_bytes = geometry.layer_bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
+        encoder_pages = ceil(geometry.num_encoder_tokens / flags.block_size)
+        if flags.draft is not None and any(_windows(model) != {None} for model in (geometry, flags.draft)):
+            raise GeometryError("windowed layers beside a speculative model, or in it, are not counted")
         if not geometry.is_hybrid:
-            bytes_per_token = geometry.bytes_per_token(flags.kv_cache_dtype, flags.tensor_parallel_size)
-            return cls(bytes_per_token * flags.block_size, 1, _pages_per_request(geometry.groups[0], flags))
+            num_pages = _pages_per_request(geometry.groups[0], flags) + encoder_pages
+            return cls(flags.bytes_per_token(geometry) * flags.block_size, 1, num_pages)
         layers_per_group = _layers_per_group(geometry.groups)
         num_groups, num_pages = 0, 0
         for group in geometry.groups:
             num_alike = ceil(group.num_layers / layers_per_group)
             num_groups += num_alike
-            num_pages += num_alike * _pages_per_request(group, flags)
+            num_pages += num_alike * (_pages_per_request(group, flags) + encoder_pages)
         block_bytes = num_groups * layers_per_group * layer_bytes * flags.block_size
         return cls(block_bytes, num_groups, num_pages)
+
+
+def _windows(geometry: ModelGeometry) -> set[int | None]:
+    return {group.window for group in geometry.groups}
 
 
 def _layers_per_group(groups: tuple[LayerGroup, ...]) -> int:
@@ -168,7 +182,7 @@ def terms_of(
     if total is None:
         raise ScenarioError("the KV capacity needs a gpu, or kv_cache_memory_bytes, or num_gpu_blocks_override")
     if weights is None:
-        weights = count_weight_bytes(geometry, flags.tensor_parallel_size)
+        weights = count_weight_bytes(geometry, flags.tensor_parallel_size) + _draft_weights(flags)
     if activations is None:
         activations = estimate_activation_bytes(
             geometry, flags.max_num_batched_tokens, flags.max_num_seqs, flags.tensor_parallel_size
@@ -178,6 +192,15 @@ def terms_of(
         non_torch = NON_TORCH_BYTES if is_alone else NON_TORCH_BYTES_PARALLEL
     budget = int(flags.gpu_memory_utilization * total)
     return Terms(budget - weights - activations - non_torch, total, budget, weights, activations, non_torch)
+
+
+def _draft_weights(flags: Flags) -> int:
+    if flags.draft is None:
+        return 0
+    try:
+        return count_weight_bytes(flags.draft, flags.tensor_parallel_size)
+    except GeometryError as error:
+        raise GeometryError(f"the speculative model: {error} (of both)") from None
 
 
 def estimate_activation_bytes(

@@ -20,6 +20,9 @@ EXIT_DOES_NOT_FIT = 1
 def command(
     model: Annotated[str, Option("--model", help="A preset, or the path of a Hugging Face config.json.")],
     gpu: Annotated[str | None, Option(help="A preset, such as a100-80gb, or the GPU's memory, such as 24GiB.")] = None,
+    speculative_model: Annotated[
+        str | None, Option(help="A draft model beside it: a preset, or the path of a config.json.")
+    ] = None,
     gpu_memory_utilization: Annotated[float, Option(help="Share of the GPU the engine may use.")] = 0.9,
     block_size: Annotated[int, Option(help="Tokens per block.")] = 16,
     max_model_len: Annotated[int | None, Option(help="Prompt and output together; default: the model's.")] = None,
@@ -57,6 +60,7 @@ def command(
         report = capacity(
             geometry,
             _gpu(gpu),
+            speculative_model=None if speculative_model is None else _geometry(speculative_model),
             gpu_memory_utilization=gpu_memory_utilization,
             block_size=block_size,
             max_model_len=max_model_len,

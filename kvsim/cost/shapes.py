@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvsim.memory.config_fields import Config, optional, shown, widths, words
-from kvsim.memory.geometry import ModelGeometry, dtype_bytes
+from kvsim.memory.geometry import DS_MLA, PACKED_BYTES, ModelGeometry
 from kvsim.memory.layers import attending_windows
 from kvsim.types import ScenarioError
 
@@ -40,7 +40,7 @@ class ModelShapes:
     kv_heads: int
     head_dim: int
     kv_bytes: float
-    """Bytes of one stored element."""
+    """Bytes of one stored element; half of them for a latent, which is read once and not as K and V."""
     windows: tuple[tuple[int, int | None], ...]
     """(number of layers, window or None)."""
     bytes_per_token: int
@@ -80,7 +80,7 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     if words(geometry.config, "model_type") in _HAS_QK_NORM:
         rows.append(("qk_norm", rotary, 1))
     windows = _windows(geometry)
-    element = dtype_bytes(geometry.element_dtype(kv_cache_dtype))
+    layer_bytes = geometry.layer_bytes_per_token(kv_cache_dtype, tp) - geometry.index_bytes_per_token
     return ModelShapes(
         num_layers=geometry.num_hidden_layers,
         matrices=(*attention, *mlp),
@@ -91,13 +91,12 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        # A latent is read once, not as K and V.
-        kv_bytes=element / 2 if geometry.latent_dim else float(element),
+        kv_bytes=layer_bytes / (2 * kv_heads * head_dim),
         windows=windows,
         bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
         all_reduces_per_layer=2 if tp > 1 else 0,
         tensor_parallel_size=tp,
-        notes=(*_approximations(geometry, windows), *mlp_notes),
+        notes=(*_approximations(geometry, windows, geometry.element_dtype(kv_cache_dtype)), *mlp_notes),
     )
 
 
@@ -109,12 +108,16 @@ def _windows(geometry: ModelGeometry) -> tuple[tuple[int, int | None], ...]:
     return tuple((group.num_layers, group.window) for group in geometry.groups)
 
 
-def _approximations(geometry: ModelGeometry, windows: tuple[tuple[int, int | None], ...]) -> Iterator[str]:
+def _approximations(
+    geometry: ModelGeometry, windows: tuple[tuple[int, int | None], ...], cache_dtype: str
+) -> Iterator[str]:
     """What of the model is priced as something simpler."""
     if geometry.latent_dim:
         yield "MLA attention is priced as attention with one KV head of the latent's size"
     if geometry.index_dim:
         yield "sparse attention is priced as attention to all tokens, and its indexer not at all"
+    if cache_dtype in PACKED_BYTES or cache_dtype == DS_MLA:
+        yield f"attention over a cache in {cache_dtype} is priced by the bytes it reads, and unpacking them is not"
     if geometry.config.get("quantization_config"):
         yield "quantised weights are priced as 16-bit ones"
     without = geometry.num_hidden_layers - sum(num_layers for num_layers, _ in windows)

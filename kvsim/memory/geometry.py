@@ -22,6 +22,7 @@ from kvsim.memory.config_fields import (
     required,
     section,
     shown,
+    words,
 )
 from kvsim.memory.layers import FULL, LayerGroup, heads_per_layer, layer_groups, refuse_uneven_widths
 from kvsim.memory.model_len import max_model_len
@@ -94,8 +95,9 @@ class ModelGeometry:
 
     `latent_dim` > 0 means MLA; `index_dim` > 0 that an indexer keeps a key of that many elements beside each latent.
     `groups` lists full and windowed layers, in order of first appearance; layers that keep no KV of their own are in
-    none of them. `num_key_value_heads` is that of the widest layer. `dtype` is None where the configuration lacks it:
-    what needs it is an error then, and what is told another one is not.
+    none of them. `num_encoder_tokens` > 0 means that every layer keeps the KV of so many tokens of an encoder's output
+    for each request, beside those of its own text. `num_key_value_heads` is that of the widest layer. `dtype` is None
+    where the configuration lacks it: what needs it is an error then, and what is told another one is not.
     Sizes per token are those of one rank where `tensor_parallel_size` is given: KV heads are split over the ranks and
     replicated beyond their number; a latent is on every rank.
     """
@@ -109,6 +111,7 @@ class ModelGeometry:
     latent_dim: int = 0
     index_dim: int = 0
     groups: tuple[LayerGroup, ...] = ()
+    num_encoder_tokens: int = 0
     max_model_len: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The (text) configuration it was read from: what `weights.count_params` reads."""
@@ -135,10 +138,13 @@ class ModelGeometry:
         if not isinstance(config, Mapping):
             raise GeometryError(f"a model configuration is a mapping, this is {shown(config)}")
         text = text_config(config)
-        num_layers = required(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers", most=MAX_LAYERS)
+        has_encoder = flag(text, "is_encoder_decoder", default=False)
+        names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+        num_layers = required(text, *(_DECODER_LAYERS if has_encoder else ()), *names, most=MAX_LAYERS)
+        num_layers *= _ATTENTIONS_PER_LAYER.get(words(text, "model_type") or "", 1)
         dtype = dtype or _dtype_name(text, config)
         latent_dim = _latent_dim(text)
-        num_heads = optional(text, "num_attention_heads", "n_head", "n_heads")
+        num_heads = optional(text, "decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")
         heads: list[int] = []
         if latent_dim:
             num_kv_heads, head_dim = 1, latent_dim
@@ -158,6 +164,7 @@ class ModelGeometry:
             latent_dim=latent_dim,
             index_dim=(optional(text, "index_head_dim") or 0) if latent_dim else 0,
             groups=layer_groups(text, num_layers, heads),
+            num_encoder_tokens=_num_encoder_tokens(text) if has_encoder else 0,
             max_model_len=max_model_len(text),
             config={"quantization_config": config.get("quantization_config")} | dict(text),
         )
@@ -292,6 +299,17 @@ def _latent_dim(config: Config) -> int:
     return required(config, "kv_lora_rank") + required(config, "qk_rope_head_dim")
 
 
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+
+_ATTENTIONS_PER_LAYER = {"longcat_flash": 2}
+"""Families whose layers have more than one attention, each with KV of its own."""
+
+
+def _num_encoder_tokens(config: Config) -> int:
+    """The longest output of the encoder: of 30 s of speech (Whisper), or of a text."""
+    return required(config, "max_source_positions", "max_position_embeddings", "n_positions")
+
+
 _KV_HEADS = (
     "num_key_value_heads",
     "num_kv_heads",
@@ -314,9 +332,13 @@ def _num_kv_heads(config: Config, num_heads: int | None) -> int:
     is_new = flag(config, "new_decoder_architecture", default=False)
     if flag(config, "multi_query", default=False) and not is_new:
         return 1
+    if not flag(config, "multi_query_attention", default=True):
+        return _known_heads(config, num_heads)  # ChatGLM then has groups of one head each.
     given = optional(config, *_KV_HEADS) or _kv_heads_of_attn_config(config)
-    if given is not None:
-        return given
+    return _known_heads(config, num_heads) if given is None else given
+
+
+def _known_heads(config: Config, num_heads: int | None) -> int:
     if num_heads is None:
         raise GeometryError(
             f"the model configuration lacks num_key_value_heads (or num_attention_heads); found {found(config)}"
@@ -325,7 +347,7 @@ def _num_kv_heads(config: Config, num_heads: int | None) -> int:
 
 
 def _head_dim(config: Config, num_heads: int | None) -> int:
-    given = optional(config, "head_dim", "attention_head_dim", "kv_channels")
+    given = optional(config, "head_dim", "attention_head_dim", "kv_channels", "d_kv")
     if given is not None:
         return given
     if num_heads is None:

@@ -51,15 +51,18 @@ _SHOULD_BE_LIKE = {
     "swa_num_key_value_heads": "num_key_value_heads",
     "swa_head_dim": "head_dim",
     "swa_v_head_dim": "head_dim",
+    "global_head_dim": "head_dim",
+    "num_global_key_value_heads": "num_key_value_heads",
 }
-"""Widths of values, and of windowed layers, and those of keys in full layers."""
+"""Widths of values, and of layers of one kind, and those of keys in the others."""
 
 _OF_A_STATE = ("mamba_", "ssm_", "linear_attn", "linear_conv_", "linear_key_", "linear_num_", "linear_value_")
 """How keys of Mamba and linear attention begin."""
 
 _SAYS_WHICH = (
     "layer_types", "layers_block_type", "block_types", "attn_layer_indices", "full_attn_idxs", "attn_type_list",
-    "attn_layer_period", "full_attention_interval", "hybrid_override_pattern", "linear_attn_config",
+    "attn_layer_period", "full_attention_interval", "layer_group_size", "hybrid_override_pattern",
+    "linear_attn_config",
 )  # fmt: skip
 """Keys that say which layers have attention."""
 
@@ -186,6 +189,11 @@ def _layers_without_attention(config: Config, num_layers: int) -> set[int]:
     interval = optional(config, "full_attention_interval")
     if interval is not None:
         without |= {layer for layer in layers if (layer + 1) % interval}
+    group_size = optional(config, "layer_group_size")
+    if group_size is not None:
+        # The last of every group has softmax attention, and so have those after the last whole group.
+        num_grouped = num_layers - num_layers % group_size
+        without |= {layer for layer in layers if (layer + 1) % group_size and layer < num_grouped}
     # Their keys and values are those of an image, however long the text is.
     without |= _numbers(config, "cross_attention_layers", layers) or set()
     for attending in _attending(config, num_layers):

@@ -19,6 +19,8 @@ LENGTHS = (
     "max_sequence_length",
     "max_seq_length",
     "max_position_embedding",  # Step3
+    "max_target_positions",  # Whisper
+    "seq_len",
 )
 
 _SCALED_ALREADY = ("su", "longrope", "llama3")

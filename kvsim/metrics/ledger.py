@@ -301,11 +301,13 @@ class Ledger:
 
     def parts(self, plan: StepPlan, usage: Usage) -> Parts:
         """The parts while the step runs that was counted last."""
+        # Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for.
+        lost = self.allocator.num_leaked_blocks if self._has_leaks else 0
+        if lost:
+            usage = usage._replace(num_used=usage.num_used - lost)
         parts = Parts(*plain_parts(self.stored - plan.num_superfluous, self.over, usage, self.block_size))
-        if self._has_leaks:
-            # Blocks that no table names and nobody will free: faults of the paper's engine, where they are asked for.
-            lost_slots = self.allocator.num_leaked_blocks * self.block_size
-            parts = parts._replace(internal_frag=parts.internal_frag + lost_slots)
+        if lost:
+            parts = parts._replace(internal_frag=parts.internal_frag + lost * self.block_size)
         if self._window_slots or (self._can_share_tails and self.allocator.num_shared_partial_tails):
             parts = Parts(*_count_tables(self.scheduler), *parts[3:])
         if self._is_contiguous and plan.waits_for_memory and plan.head_slots <= parts.free:

@@ -103,7 +103,19 @@ class Pool:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about the pool: windows of the model that the run does not use."""
+        """What the user should know about the pool: what the model keeps, and the run does not simulate."""
+        return (*self._note_of_the_encoder(), *self._note_of_windows())
+
+    def _note_of_the_encoder(self) -> tuple[str, ...]:
+        if not (num_tokens := self.geometry.num_encoder_tokens):
+            return ()
+        return (
+            f"model: every request keeps the KV of {num_tokens:,} tokens of the encoder's output beside its own; the "
+            f"run does not simulate it: kvsim capacity counts it",
+        )
+
+    def _note_of_windows(self) -> tuple[str, ...]:
+        """Windows of the model that the run does not use."""
         allocator, limit = self.scenario.allocator, self.max_model_len
         # What a custom allocator does about windows is its own affair.
         if isinstance(allocator, Custom) or getattr(allocator, "sliding_window", None) is not None:

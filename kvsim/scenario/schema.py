@@ -37,7 +37,10 @@ Engine: TypeAlias = Literal[
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8", "int8"]
-CacheDtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+CacheDtype: TypeAlias = Literal[
+    "auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8",
+    "int4", "nvfp4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_ds_mla",
+]  # fmt: skip
 
 
 def _choice_or_path(*choices: str) -> Any:

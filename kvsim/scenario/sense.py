@@ -154,6 +154,7 @@ def _unusable(scenario: Scenario, pool: Pool) -> Finding | None:
         (("model",), lambda: pool.geometry),
         (("model",), lambda: _has_a_dtype(pool)),
         (("gpu",), lambda: pool.gpu),
+        (("kv_cache_dtype",), lambda: pool.geometry.layer_bytes_per_token(scenario.kv_cache_dtype)),
         (("tensor_parallel_size",), lambda: pool.bytes_per_token),
         (("memory",), lambda: pool.num_blocks),
     )

@@ -126,7 +126,9 @@ class GroupMemory:
 
     def too_big(self, num_blocks: int) -> str:
         size, pool = self.allocator.block_size, self.allocator.num_blocks
-        return f"needs {num_blocks} blocks ({num_blocks * size} slots), the pool has {pool} ({pool * size} slots)"
+        # By default the watermark binds nobody who is alone.
+        kept = f", of which {self.watermark_blocks} must stay free (watermark)" if num_blocks <= pool else ""
+        return f"needs {num_blocks} blocks ({num_blocks * size} slots), the pool has {pool} ({pool * size} slots){kept}"
 
     def _num_refs(self, group: Group) -> int | None:
         """The original counts ended samples in, and so never gets those blocks back."""

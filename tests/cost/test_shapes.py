@@ -82,3 +82,22 @@ def test_experts_that_every_token_passes_are_dense(config, tp, width, active):
 def test_layers_without_experts_are_pointed_out(model, said):
     notes = model_shapes(load_model(model)).notes
     assert any("layers without experts are priced as those with them" in note for note in notes) == said
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "kv_bytes"),
+    [
+        ("llama-3.1-8b", "auto", 2),
+        ("llama-3.1-8b", "fp8", 1),
+        ("llama-3.1-8b", "q8_0", 34 / 32),
+        ("llama-3.1-8b", "int4", 0.5),
+        # A latent counts as K and V, and is read once.
+        ("deepseek-v3", "auto", 2 / 2),
+        ("deepseek-v3", "fp8", 1 / 2),
+        ("deepseek-v3", "fp8_ds_mla", 656 / 576 / 2),
+    ],
+)
+def test_attention_reads_the_bytes_of_its_cache(model, dtype, kv_bytes):
+    shapes = model_shapes(load_model(model), 1, dtype)
+    assert shapes.kv_bytes == kv_bytes
+    assert any("unpacking" in note for note in shapes.notes) == (dtype in ("q8_0", "int4", "fp8_ds_mla"))

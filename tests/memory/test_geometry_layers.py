@@ -75,6 +75,9 @@ FAMILIES = {
         shape(64, 8, 128, use_cla=True, cla_share_factor=2) | {"head_dim": None, "attention_head_dim": 128},
         32 * 2 * 8 * 128 * 2,
     ),
+    # The last of every 5 layers has softmax attention; of 22, the two behind the last whole group too.
+    "Ring-mini-linear": (shape(20, 4, 128, layer_group_size=5), 4 * 2 * 4 * 128 * 2),
+    "Ring with a rest": (shape(22, 4, 128, layer_group_size=5), 6 * 2 * 4 * 128 * 2),
     # A latent of 576 elements of 16 bits, and an indexer's key: 128 of 8 bits with one scale of 32.
     "DeepSeek-V3.2": (shape(61, 128, 128, **LATENT, index_head_dim=128), 61 * (576 * 2 + 128 + 4)),
 }
@@ -99,6 +102,21 @@ def test_what_is_counted_unlike_plain_layers_is_noted():
     assert "the KV of an image" in notes["Llama-3.2-Vision"]
     assert "unequally many KV heads (2 of 4, 1 of 2, 1 of 1)" in notes["DeciLM"]
     assert "8,052 of the bytes of one token are keys of the indexer" in notes["DeepSeek-V3.2"]
+    assert "of their own; others read that of an earlier layer" in notes["Hunyuan"]
+    # Of Nemotron-51B's layers without KV none has a state; of Hunyuan's all have attention.
+    with_a_state = [family for family, text in notes.items() if "the state per sequence" in text]
+    assert with_a_state == [
+        "MiniMax-Text-01", "Bamba", "Nemotron-H", "Kimi-Linear", "Zamba2", "RecurrentGemma", "LFM2",
+        "Llama-3.2-Vision", "Ring-mini-linear", "Ring with a rest",
+    ]  # fmt: skip
+
+
+def test_what_multi_token_prediction_would_take_is_noted():
+    """GLM-4.5: one layer more of 2 x 8 x 128 x 2 bytes, half of them in 8 bits."""
+    glm = shape(92, 8, 128, num_nextn_predict_layers=1)
+    for dtype, num_bytes in (("auto", "4,096"), ("fp8", "2,048")):
+        (note,) = capacity(glm, kv_cache_memory_bytes=1 << 40, kv_cache_dtype=dtype).notes
+        assert f"(num_nextn_predict_layers 1) is not counted: with it a token takes {num_bytes} bytes more" in note
 
 
 def test_a_state_that_nothing_explains_is_noted():
@@ -213,6 +231,8 @@ def test_a_pattern_of_windows_over_equal_layers_is_counted():
         ),
         ({"sliding_window": None, "attention_chunk_size": 8192}, "attention_chunk_size but lacks layer_types"),
         ({"attn_type_list": [0] * 48}, "48 layers and none that keeps keys and values"),
+        ({"global_head_dim": 512}, "global_head_dim is 512, and head_dim"),
+        ({"num_global_key_value_heads": 1}, "num_global_key_value_heads is 1, and num_key_value_heads"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_its_key(change, message):

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+import kvsim
+from kvsim.capacity import capacity
 from kvsim.memory.geometry import GeometryError, ModelGeometry
 from kvsim.memory.model_len import max_model_len
 
+CHATGLM = {
+    "num_layers": 28,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "kv_channels": 128,
+    "multi_query_group_num": 2,
+    "seq_length": 32_768,
+}
+WHISPER = {
+    "is_encoder_decoder": True,
+    "d_model": 1280,
+    "num_hidden_layers": 32,
+    "decoder_layers": 32,
+    "decoder_attention_heads": 20,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
 
 
@@ -102,9 +123,61 @@ def test_a_scaling_that_cannot_be_used_is_named(scaling, message):
             62_464,
             65_536,
         ),
+        # ChatGLM with as many KV heads as query heads, and with 2: 2 x 28 layers x 32 or 2 heads x 128 x 2 bytes.
+        ({**CHATGLM, "multi_query_attention": False}, 458_752, 32_768),
+        ({**CHATGLM, "multi_query_attention": True}, 28_672, 32_768),
+        # LongCat-Flash: two attentions in each of 28 layers, 2 x 28 x 576 x 2 bytes.
+        (
+            {
+                "model_type": "longcat_flash",
+                "num_layers": 28,
+                "hidden_size": 6144,
+                "num_attention_heads": 64,
+                "kv_lora_rank": 512,
+                "qk_rope_head_dim": 64,
+            },
+            64_512,
+            None,
+        ),
+        # Whisper large v3: 2 x 32 layers x 20 heads x 64 x 2 bytes.
+        (WHISPER, 163_840, 448),
+        # T5-large's decoder: 2 x 24 layers x 16 heads x 64 x 2 bytes.
+        (
+            {
+                "is_encoder_decoder": True,
+                "num_layers": 12,
+                "num_decoder_layers": 24,
+                "d_model": 1024,
+                "d_kv": 64,
+                "num_heads": 16,
+                "n_positions": 512,
+            },
+            98_304,
+            512,
+        ),
     ],
 )
 def test_families_with_names_of_their_own(config, num_bytes, longest):
     geometry = ModelGeometry.from_config({**config, "torch_dtype": "bfloat16"})
     assert geometry.bytes_per_token() == num_bytes
     assert geometry.max_model_len == longest
+
+
+def test_every_request_of_an_encoder_decoder_keeps_the_encoders_output(tmp_path):
+    """448 tokens of text are 28 blocks of 16, 1,500 of speech 94: 122 of 6,553 blocks."""
+    config = {**WHISPER, "torch_dtype": "float16"}
+    report = capacity(config, kv_cache_memory_bytes=16 << 30)
+    assert (report.num_gpu_blocks, report.num_blocks_per_request) == (6553, 122)
+    assert report.max_concurrency == pytest.approx(6553 / 122)
+    assert "keeps the KV of 1,500 tokens of the encoder's output" in " ".join(report.notes)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    workload = {"requests": [{"prompt_tokens": 4, "output_tokens": 2}]}
+    run = kvsim.run({"model": str(path), "memory": {"kv_cache_memory_bytes": 1 << 30}, "workload": workload})
+    assert "the run does not simulate it: kvsim capacity counts it" in " ".join(run.summary["warnings"])
+
+
+def test_an_encoders_output_of_unknown_length_is_missed():
+    config = {**WHISPER, "max_source_positions": None, "torch_dtype": "float16"}
+    with pytest.raises(GeometryError, match="lacks max_source_positions"):
+        ModelGeometry.from_config(config)

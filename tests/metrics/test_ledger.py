@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from support import StepCost, play, request, text
 
+from kvsim.memory.paged import PagedAllocator
 from kvsim.metrics.export import step_columns
 from kvsim.metrics.ledger import Parts, check_parts
 from kvsim.request import Sampling
 from kvsim.scheduling.no_evict import NoEvictScheduler
+from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
+from kvsim.sim.run import simulate
 from kvsim.types import LawViolation
+from kvsim.workload.source import ListSource
 
 PARTS = ["token_states", "reserved", "internal_frag", "external_frag", "cached_idle", "free"]
 
@@ -110,3 +115,23 @@ def test_samples_that_end_early_share_the_empty_slots_of_their_prompt(lens):
     assert out.steps.token_states.tolist() == [4]
     assert out.steps.reserved.tolist() == [0]
     assert out.steps.internal_frag.tolist() == [2]
+
+
+def test_blocks_that_leak_are_internal():
+    """One sample of p ends early; the other is preempted alone, with 17 tokens stored.
+
+    It comes back with the 5 blocks of its 18 tokens, and two references to each: those are lost. Then z runs alone.
+    """
+    allocator = PagedAllocator(11, 4, free_list="lifo", upstream_faults=True)
+    engine = VllmV0Scheduler(
+        allocator, upstream_faults=True, max_num_batched_tokens=64, max_model_len=64, watermark=0.0
+    )
+    p = request("p", 4, 20, sampling=Sampling(n=2), sample_lens=(2, 20))
+    load = [request("a", 8, 15), p, request("z", 5, 1, at=100)]
+    simulation = simulate(engine, StepCost(), ListSource(load), check=True)
+    steps = pd.DataFrame(step_columns(simulation.recorder))
+    assert set(steps[PARTS].sum(axis=1)) == {44}
+    assert allocator.num_leaked_blocks == 5
+    last = steps.iloc[-1]
+    assert last.used_blocks == 5 + 2
+    assert last[PARTS].tolist() == [5, 0, 5 * 4 + 3, 0, 0, 16]

@@ -407,3 +407,14 @@ def test_the_calendar_decides_as_the_plain_loop(load: Any) -> None:
     plain, _ = drive(keywords | {"engine_loop": "plain"}, arrivals, aborts)
     calendar, _ = drive(keywords | {"engine_loop": "calendar"}, arrivals, aborts)
     assert calendar.shown == plain.shown
+
+
+def test_a_refusal_for_the_watermark_says_so() -> None:
+    # All 100 blocks fit, and the original wants to keep one of them; alone, it is served without that fault.
+    scheduler = make(100, upstream_faults=True, watermark=0.01, max_num_batched_tokens=500, max_model_len=500)
+    (rejection,) = start(scheduler, request("a", 400, 1)).step().rejected
+    assert rejection.reason == (
+        "needs 100 blocks (400 slots), the pool has 100 (400 slots), of which 1 must stay free (watermark)"
+    )
+    mended = make(100, watermark=0.01, max_num_batched_tokens=500, max_model_len=500)
+    assert start(mended, request("a", 400, 1)).step().admitted
