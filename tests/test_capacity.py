@@ -214,6 +214,15 @@ def test_what_cannot_be_answered_is_an_error_that_names_the_value(model, gpu, fl
         capacity(model, gpu, **flags)
 
 
+def test_estimated_activations_say_of_which_steps():
+    """A scenario has other limits than vLLM's defaults for the GPU, and so other blocks."""
+    estimated = capacity("llama-3.1-70b", "a100-80gb", tensor_parallel_size=4)
+    assert "1.21 GiB  (steps of 2,048 tokens, 256 sequences)\n" in estimated.render()
+    given = capacity("llama-3.1-70b", "a100-80gb", tensor_parallel_size=4, activation_bytes=GIB)
+    assert "- peak activations                  1.00 GiB\n" in given.render()
+    assert (estimated.to_dict()["is_activation_estimated"], given.to_dict()["is_activation_estimated"]) == (True, False)
+
+
 def test_json_and_text_say_the_same():
     report = capacity("llama-3.1-8b", "rtx-4090", max_model_len=8192)
     data = json.loads(json.dumps(report.to_dict()))

@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,45 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("slo", ("Slo",)),
     ("sweep", ("Sweep",)),
 )
+TRACES = """\
+## workload.trace
+
+A file of requests, as it is or packed with gzip; which format it has is found out from its beginning, or said by
+`trace_format`. `kvsim trace FILE` tells what is in one, and `--to` converts it.
+
+| format | one request is |
+|---|---|
+{formats}
+
+The plain CSV needs the first three columns; without `arrival_s` the scenario must have `arrivals`. Requests that are
+written out (`requests:`) have the same keys, each by its first name.
+
+| column, any of | meaning |
+|---|---|
+{columns}
+
+Times are seconds since some start, Unix times or dates (`2026-11-02T09:00:00.5Z`). Dates and Unix times count from the
+first request, and so do the times of `azure` and `burstgpt`.
+"""
+JSON_FORMATS = {
+    "mooncake": "a line of JSON, or an entry of a list: `timestamp` (milliseconds), `input_length`, `output_length`, "
+    "`hash_ids` (equal ids at equal places: the same text)",
+    "sharegpt": "a conversation in a list, or a line of JSON: its first message that is answered, and the answer; "
+    "it has no times",
+    "csv": "a row of a log of your own, see below",
+}
+CSV_MEANINGS = {
+    "arrival_ns": "When the request comes.",
+    "prompt": "Tokens of its prompt.",
+    "output": "Tokens that come out: of each sample, if there are several.",
+    "max_output": "Tokens that the client allows: what an engine that reserves memory knows. Empty: `output_tokens`.",
+    "prefix_group": "Prompts of one group begin with the same text ...",
+    "prefix_tokens": "... of so many tokens. Empty: it shares nothing.",
+    "n": "Parallel samples.",
+    "priority": "Lower is more urgent, under `scheduling_policy: priority`.",
+    "session": "Rows of one session are its turns: each prompt, history included, begins with the same text, and comes "
+    "at its time, but not before the last answer.",
+}
 SINGULAR = {"Sampling", "Content", "SystemPrompt", "FewShot", "Sessions", "Abort"}
 """Blocks whose heading is their key, not a `type`."""
 
@@ -89,6 +128,8 @@ def scenario_page() -> str:
         parts.append(f"## {title}\n")
         for name in names:
             parts.append(_block(blocks[name], with_heading=len(names) > 1))
+        if title == "workload":
+            parts.append(_traces())
     parts.append(_catalog())
     return "\n".join(parts)
 
@@ -191,6 +232,22 @@ def _number(value: float) -> str:
     if value == 2**63 or value == 2**63 - 1:
         return "2^63" if value == 2**63 else "2^63 - 1"
     return f"{value:,.10g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _traces() -> str:
+    """The formats of traces, and the columns of the plain one."""
+    from kvsim.workload.trace_csv import CSV_FORMATS
+
+    def code(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
+    formats = [
+        f"| `{name}` | a row: {code(column.names[0] for column in columns)} |"
+        for name, columns in CSV_FORMATS.items()
+        if name != "csv"
+    ] + [f"| `{name}` | {text} |" for name, text in JSON_FORMATS.items()]
+    columns = [f"| {code(column.names)} | {CSV_MEANINGS[column.fills]} |" for column in CSV_FORMATS["csv"]]
+    return TRACES.format(formats="\n".join(formats), columns="\n".join(columns))
 
 
 def _catalog() -> str:

@@ -138,7 +138,9 @@ def _warnings(lab: Lab) -> list[str]:
 
 
 def _told_by(run: Run) -> Iterator[str]:
-    """The warnings of a run, without those that a value is of no use which was tried for an answer."""
+    """Why a run has no figures; its warnings, without those that a value is of no use which was tried for an answer."""
+    if run.error:
+        yield f"no figures, so no request meets the SLO: {run.error}"
     for text in json.loads(run.summary.get("warnings") or "[]"):
         if not any(text.startswith(f"{key}: ") for key in run.values):
             yield text

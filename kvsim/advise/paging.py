@@ -14,6 +14,8 @@ REAL = ("orca-max", "orca-pow2")
 """What an engine can do that does not know how long an answer gets."""
 METRICS = (("output_throughput", 1), ("mean_e2el_ms", -1))
 """What a gain is, and whether more or less of it is better."""
+LOST = {"output_throughput": "throughput", "mean_e2el_ms": "latency"}
+"""What a gain in the other one may cost."""
 
 
 def is_paging_worth_it(lab: Lab) -> Answer:
@@ -83,9 +85,14 @@ def _sides(paged: Runs, other: Runs, name: str, sign: int) -> tuple[list[float],
 
 def _verdict(is_worth: bool | None, rival: str, gains: dict[str, Estimate | None], price: float) -> str:
     figures = f"{percent(gains['output_throughput'])} output throughput"
-    slower = f"requests take {percent(gains['mean_e2el_ms'])} longer"
+    latency = gains["mean_e2el_ms"]
     answer = "yes" if is_worth else "no" if is_worth is not None else _unclear(gains, price)
-    return f"{answer}: {figures} over contiguous {CONTIGUOUS[rival]}, under which {slower}"
+    if is_worth and (lost := [name for name, gain in gains.items() if gain is not None and gain.high < -MATERIAL]):
+        answer += f", at the cost of {LOST[lost[0]]}"
+    slower = f"{percent(latency)} longer"
+    if latency is not None and latency.high < 0:
+        slower = f"{percent(latency._replace(mean=-latency.mean)).lstrip('+')} less time"
+    return f"{answer}: {figures} over contiguous {CONTIGUOUS[rival]}, under which requests take {slower}"
 
 
 def _unclear(gains: dict[str, Estimate | None], price: float) -> str:

@@ -55,6 +55,9 @@ def _answer(
     limit = estimate(reached)
     rates = [recommended * factor for factor in LADDER]
     ladder = lab.try_out([knob.values_of(rate) for rate in rates])
+    # A rate without figures is told as such, not as one at which nothing is served.
+    if with_figures := [(rate, runs) for rate, runs in zip(rates, ladder, strict=True) if not runs.error]:
+        rates, ladder = [rate for rate, _ in with_figures], [runs for _, runs in with_figures]
     inside, beyond = lab.try_out([knob.values_of(recommended), knob.values_of(recommended * BEYOND)], lab.other_seeds)
     lines = [
         f"the limit is {shown(limit, knob.unit)} over {len(reached)} seeds "

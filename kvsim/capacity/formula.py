@@ -100,7 +100,8 @@ def capacity(
         terms = Terms(num_gpu_blocks_override * pages.block_bytes)
     else:
         terms = terms_of(geometry, flags, total, weight_bytes, activation_bytes, non_torch_bytes)
-    return _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override, swap_space)
+    report = _report(geometry, spec, flags, pages, terms, num_gpu_blocks_override, swap_space)
+    return replace(report, is_activation_estimated=terms.activations is not None and activation_bytes is None)
 
 
 def _geometry(model: ModelGeometry | str | Path | Mapping[str, Any], dtype: str) -> ModelGeometry:

@@ -48,6 +48,8 @@ class CapacityReport:
     """Requests of `max_model_len` tokens that fit at once."""
     problem: str | None
     notes: tuple[str, ...]
+    is_activation_estimated: bool = False
+    """From `max_num_batched_tokens` and `max_num_seqs`, not given."""
 
     @property
     def num_tokens(self) -> int:
@@ -125,15 +127,16 @@ class CapacityReport:
         return f"{self.model} on {self.gpu or 'a given KV cache'}{ranks}{stages}"
 
     def _memory_lines(self) -> list[str]:
-        rows: list[tuple[str, int | None]] = [
-            ("total as the runtime sees it", self.total_memory_bytes),
-            (f"budget ({self.gpu_memory_utilization:g} of it)", self.budget_bytes),
-            ("- weights", self.weight_bytes),
-            ("- peak activations", self.activation_bytes),
-            ("- outside PyTorch", self.non_torch_bytes),
-            ("= KV cache", self.kv_bytes),
+        steps = f"  (steps of {self.max_num_batched_tokens:,} tokens, {self.max_num_seqs:,} sequences)"
+        rows: list[tuple[str, int | None, str]] = [
+            ("total as the runtime sees it", self.total_memory_bytes, ""),
+            (f"budget ({self.gpu_memory_utilization:g} of it)", self.budget_bytes, ""),
+            ("- weights", self.weight_bytes, ""),
+            ("- peak activations", self.activation_bytes, steps if self.is_activation_estimated else ""),
+            ("- outside PyTorch", self.non_torch_bytes, ""),
+            ("= KV cache", self.kv_bytes, ""),
         ]
-        lines = [f"{label:<30}{size / GIB:>10.2f} GiB" for label, size in rows if size is not None]
+        lines = [f"{label:<30}{size / GIB:>10.2f} GiB{remark}" for label, size, remark in rows if size is not None]
         lines.append(f"{'one token':<30}{self.bytes_per_token:>10,} bytes ({self.kv_cache_dtype})")
         lines.append(f"{f'one block of {self.block_size} tokens':<30}{self.block_bytes:>10,} bytes")
         lines.append(f"{'blocks':<30}{self.num_gpu_blocks:>10,}")

@@ -81,6 +81,20 @@ def sorted_by_time(trace: Trace) -> Trace:
     return replace(trace.take(order), file_rank=order, notes=(*trace.notes, note))
 
 
+_FROM_ZERO = frozenset({"azure", "burstgpt"})
+"""Formats whose clock starts anywhere."""
+_DATED_NS = 10**8 * NS_PER_S
+"""Times from here on are dates, as seconds since 1970: no trace starts three years after its own beginning."""
+
+
+def from_start(trace: Trace) -> Trace:
+    """The same requests, sorted by time, on a clock that starts with them; seconds since some start are kept."""
+    times = trace.arrival_ns
+    if times is None or (trace.format not in _FROM_ZERO and 0 <= times[0] < _DATED_NS):
+        return trace
+    return replace(trace, arrival_ns=times - times[0])
+
+
 def in_file_order(trace: Trace) -> Trace:
     """The same requests in the order of the file."""
     import numpy as np

@@ -1,9 +1,4 @@
-"""Traces in CSV: Azure, BurstGPT, Vidur, and a plain one of our own.
-
-    plain CSV: arrival_s,prompt_tokens,output_tokens[,max_output_tokens,prefix_group,prefix_tokens,n,priority,session]
-
-Where the times are dates or begin anywhere (Azure, BurstGPT), the first arrival becomes 0; elsewhere they are kept.
-"""
+"""Traces in CSV: Azure, BurstGPT, Vidur, and a plain one of our own, whose columns docs/scenario.md explains."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ class Column:
 
     fills: str
     names: tuple[str, ...]
-    kind: Literal["count", "seconds", "timestamp", "label"] = "count"
+    kind: Literal["count", "seconds", "moment", "timestamp", "label"] = "count"
     required: bool = True
     low: int = 1
     high: int = MAX_TOKENS
@@ -62,6 +57,8 @@ class Column:
         """One cell that is no label as an integer; `name` is what the file calls the column. Raises BadRow."""
         if self.kind == "timestamp":
             return parse_timestamp(name, cell)
+        if self.kind == "moment":
+            return parse_timestamp(name, cell, low=0.0)
         if self.kind == "seconds":
             return parse_seconds(name, cell)
         if self.empty is not None and not cell.strip():
@@ -69,11 +66,11 @@ class Column:
         return parse_int(name, cell, self.low, self.high)
 
 
-_ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at", "arrival_timestamp")
+_ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at", "timestamp", "arrival_timestamp")
 _PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_len", "input_len", "prompt_size")
-_OUTPUT_NAMES = ("output_tokens", "output_len", "token_size")
+_OUTPUT_NAMES = ("output_tokens", "completion_tokens", "output_len", "token_size")
 """The last of each are those of SplitwiseSim."""
-_CSV_FORMATS: dict[str, tuple[Column, ...]] = {
+CSV_FORMATS: dict[str, tuple[Column, ...]] = {
     "azure": (
         Column("arrival_ns", ("TIMESTAMP",), "timestamp"),
         Column("prompt", ("ContextTokens",)),
@@ -90,7 +87,7 @@ _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
         Column("output", ("num_decode_tokens",)),
     ),
     "csv": (
-        Column("arrival_ns", _ARRIVAL_NAMES, "seconds"),
+        Column("arrival_ns", _ARRIVAL_NAMES, "moment"),
         Column("prompt", _PROMPT_NAMES),
         Column("output", _OUTPUT_NAMES),
         Column("max_output", ("max_output_tokens",), required=False, empty=0),
@@ -101,7 +98,7 @@ _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
         Column("session", ("session", "session_id"), "label", required=False, empty=-1),
     ),
 }
-OPTIONAL_COLUMNS = tuple(column for column in _CSV_FORMATS["csv"] if not column.required)
+OPTIONAL_COLUMNS = tuple(column for column in CSV_FORMATS["csv"] if not column.required)
 """Of a plain CSV, in the order in which they are written."""
 _SESSION_NAMES = frozenset({"session", "sessionid"})
 _SECONDS_PER_YEAR = 365.25 * 86400
@@ -109,32 +106,28 @@ _NEAR = 0.75
 """How alike two names are, as difflib counts it, where one may be meant for the other."""
 _SHORTEST_PART = 4
 """Letters of a name that may be meant by a longer one that contains it."""
-_FROM_ZERO = frozenset({"azure", "burstgpt"})
-"""Formats whose clock starts anywhere."""
 
 
 def csv_format_of(header: str) -> str | None:
     """The format whose columns a header names; None where it names too few of any."""
     found = {normal(name) for name in split_header(header)[1]}
-    scores = {name: sum(bool(column.normal_names & found) for column in cols) for name, cols in _CSV_FORMATS.items()}
+    scores = {name: sum(bool(column.normal_names & found) for column in cols) for name, cols in CSV_FORMATS.items()}
     # A shared column (Timestamp) decides nothing, so a format's own columns count double.
-    for name, columns in _CSV_FORMATS.items():
+    for name, columns in CSV_FORMATS.items():
         scores[name] += sum(bool(c.normal_names & found) for c in columns if c.fills in ("prompt", "output"))
     best = max(scores, key=lambda name: scores[name])
-    # Timestamp alone says nothing: many files have it.
-    return best if scores[best] >= (2 if best == "azure" else 1) else None
+    # A time alone says nothing: many files have one.
+    return best if scores[best] > 1 else None
 
 
 def load_csv(text: TextIO, errors: RowErrors, trace_format: str, needs_times: bool) -> Trace:
     """The trace in a CSV of one of the formats; `needs_times=False` accepts a plain one without times."""
     table, columns = _read_columns(text, errors, trace_format, needs_times)
-    if trace_format in _FROM_ZERO and len(columns["arrival_ns"]):
-        if (allowed := _allowed_times(columns["arrival_ns"])) is not None:
-            # Their differences overflow: read again, now that it is known which rows are out of place.
-            text.seek(0)
-            errors.restart()
-            table, columns = _read_columns(text, errors, trace_format, needs_times, allowed)
-        columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"].min()
+    if (allowed := _allowed_times(columns.get("arrival_ns"))) is not None:
+        # Their differences overflow: read again, now that it is known which rows are out of place.
+        text.seek(0)
+        errors.restart()
+        table, columns = _read_columns(text, errors, trace_format, needs_times, allowed)
     failed = f"{errors.path}: {table.num_failed} failed requests (0 response tokens) skipped"
     notes = _unread(errors.path, trace_format, table.header)
     return Trace(
@@ -160,12 +153,12 @@ def _read_columns(
     return table, table.finish()
 
 
-def _allowed_times(times: Ints) -> tuple[int, int] | None:
+def _allowed_times(times: Ints | None) -> tuple[int, int] | None:
     """The times that fit one trace, around the median of all; None where all of them do."""
     import numpy as np
 
     longest = round(MAX_SECONDS * NS_PER_S)
-    if int(times.max()) - int(times.min()) <= longest:
+    if times is None or not len(times) or int(times.max()) - int(times.min()) <= longest:
         return None
     ordered = np.sort(times).tolist()
     middle = ordered[len(ordered) // 2]
@@ -182,7 +175,8 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
     """For each field of the trace its column number; raises where a required column is missing or there twice."""
     names = [normal(name) for name in header]
     places: dict[str, tuple[int, Column]] = {}
-    for column in _CSV_FORMATS[trace_format]:
+    missing = []
+    for column in CSV_FORMATS[trace_format]:
         found = [index for index, name in enumerate(names) if name in column.normal_names]
         if len(found) > 1:
             fail(
@@ -193,9 +187,13 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
         if found:
             places[column.fills] = (found[0], column)
         elif column.required and (needs_times or column.fills != "arrival_ns" or trace_format != "csv"):
-            fail(
-                path, f"column {column.names[0]!r} is missing (read as {trace_format}); columns found: {listed(header)}"
-            )
+            missing.append(column.names[0])
+    if missing:
+        is_or_are = "column {} is" if len(missing) == 1 else "columns {} are"
+        fail(
+            path,
+            f"{is_or_are.format(listed(missing))} missing (read as {trace_format}); columns found: {listed(header)}",
+        )
     if "prefix_tokens" in places and "prefix_group" not in places:
         fail(path, "column 'prefix_tokens' needs a column 'prefix_group' that says whose prefix it is")
     if "prefix_group" in places and "prefix_tokens" not in places:
@@ -205,7 +203,7 @@ def _places(path: str, trace_format: str, header: list[str], needs_times: bool) 
 
 def _unread(path: str, trace_format: str, header: list[str]) -> list[str]:
     """A line for each column that is not read and looks like one that would be; others are nobody's mistake."""
-    columns = _CSV_FORMATS[trace_format]
+    columns = CSV_FORMATS[trace_format]
     known = frozenset().union(*(column.normal_names for column in columns))
     found = {normal(name) for name in header}
     absent = {
@@ -273,7 +271,7 @@ class _Columns:
     def _fast(self, rows: list[list[str]]) -> dict[str, Ints] | None:
         """The chunk's columns, or None if any cell needs a closer look."""
         width = len(self.header)
-        if any(len(row) != width for row in rows):
+        if self._allowed is not None or any(len(row) != width for row in rows):
             return None
         num_rows = len(rows)
         if self._failures:
@@ -298,10 +296,8 @@ class _Columns:
             case "label":
                 return np.array([self._label(column.fills, cell) for cell in cells], dtype=np.int64)
             case "timestamp":
-                if self._allowed is not None:
-                    raise ValueError
                 return np.array([parse_timestamp("", cell) for cell in cells], dtype=np.int64)
-            case "seconds":
+            case "moment" | "seconds":
                 times = np.array(cells, dtype=np.float64)
                 if not (np.all(times >= 0) and np.all(times <= EXACT_SECONDS)):
                     raise ValueError

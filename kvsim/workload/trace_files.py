@@ -292,12 +292,15 @@ def _unit_hint(number: float, unit_ns: int) -> str:
     return ""
 
 
-def parse_timestamp(column: str, text: object) -> Ns:
-    """A date and time (ISO 8601, any number of fractional digits, zone or none = UTC), or seconds, as nanoseconds."""
+def parse_timestamp(column: str, text: object, low: float = -MAX_SECONDS) -> Ns:
+    """A date and time (ISO 8601, any number of fractional digits, zone or none = UTC), or seconds, as nanoseconds.
+
+    Seconds before `low` are a BadRow.
+    """
     match = _TIMESTAMP.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         try:
-            return parse_seconds(column, text, low=-MAX_SECONDS)
+            return parse_seconds(column, text, low=low)
         except BadRow as bad:
             if bad.problem != "is not a number":
                 raise

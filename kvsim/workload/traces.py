@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kvsim.workload.spec import hint
-from kvsim.workload.trace import Trace, sorted_by_time
+from kvsim.workload.trace import Trace, from_start, sorted_by_time
 from kvsim.workload.trace_csv import csv_format_of, load_csv
 from kvsim.workload.trace_files import RowErrors, fail, open_text
 from kvsim.workload.trace_json import (
@@ -65,7 +65,7 @@ def load_trace(
         first = f"; the first: {errors.first_skipped}" if errors.first_skipped else ""
         fail(name, f"no usable request in it ({errors.num_skipped} bad rows skipped, {trace.num_failed} failed){first}")
     notes = (*errors.notes(), *trace.notes)
-    return sorted_by_time(replace(trace, num_skipped=errors.num_skipped, notes=notes))
+    return from_start(sorted_by_time(replace(trace, num_skipped=errors.num_skipped, notes=notes)))
 
 
 def _format_and_entries(text: TextIO, path: str, trace_format: str | None) -> tuple[str, Iterable[object]]:

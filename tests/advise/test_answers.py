@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
+from kvsim.advise.advise import _warnings
 from kvsim.advise.block_size import _verdict as block_size_verdict
 from kvsim.advise.block_size import best_block_size
 from kvsim.advise.cache import smallest_cache
 from kvsim.advise.estimate import Estimate
-from kvsim.advise.lab import Lab, Run, Runs
+from kvsim.advise.lab import Lab, Run, Runs, Values
 from kvsim.advise.paging import METRICS, _gain, _is_worth, _verdict, is_paging_worth_it
-from kvsim.advise.rate import RateAnswer, highest_rate
+from kvsim.advise.rate import LADDER, RateAnswer, highest_rate
 from kvsim.advise.sharing import sharing_saves
 from kvsim.advise.slo import describe_slo, parse_slo, with_slo
 from kvsim.advise.workload import rate_knob
 from kvsim.scenario.resolve import scenario_from_dict
+from kvsim.sweeps.work import Done, Task
 from kvsim.types import ScenarioError
 
 BUSY: dict[str, Any] = {
@@ -107,6 +109,7 @@ def test_two_seeds_that_disagree_are_no_answer() -> None:
         (([1.0, 3.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, 1.0]), None),
         (([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, 1.2]), None),
         (([0.9, 0.9], [1.0, 1.0]), ([1.0, 1.0], [0.9, 0.9]), False),
+        (([2.0, 2.1], [1.0, 1.0]), ([1.0, 1.0], [0.99, 0.99]), True),
     ],
 )
 def test_paging_is_yes_no_or_unknown(
@@ -123,6 +126,20 @@ def test_paging_is_yes_no_or_unknown(
     assert _is_worth(paged, rival, gains, 0.02) is expected
     start = {True: "yes: ", False: "no: ", None: "cannot tell with 2 seeds; "}[expected]
     assert _verdict(expected, "orca-max", gains, 0.02).startswith(start)
+
+
+def test_a_gain_in_one_thing_that_costs_another_is_said_to() -> None:
+    throughput, latency = Estimate(0.04, 0.01, 2), Estimate(-0.2, 0.01, 2)
+    gains: dict[str, Estimate | None] = {"output_throughput": throughput, "mean_e2el_ms": latency}
+    assert _verdict(True, "orca-pow2", gains, 0.02) == (
+        "yes, at the cost of latency: +4.0 ± 1.0 % output throughput over contiguous pow2, "
+        "under which requests take 20.0 ± 1.0 % less time"
+    )
+    gains = {"output_throughput": latency, "mean_e2el_ms": throughput}
+    assert _verdict(True, "orca-pow2", gains, 0.02) == (
+        "yes, at the cost of throughput: -20.0 ± 1.0 % output throughput over contiguous pow2, "
+        "under which requests take +4.0 ± 1.0 % longer"
+    )
 
 
 def test_block_sizes_that_may_be_slower_are_not_called_as_good() -> None:
@@ -201,6 +218,26 @@ def test_less_cache_or_a_stricter_slo_allows_a_lower_rate() -> None:
     assert all(rates)
     assert rates[1] < rates[0]
     assert rates[2] < rates[0]
+
+
+def test_a_rate_without_figures_is_not_one_at_which_nothing_is_served() -> None:
+    class Impatient(Lab):
+        """Knows no runs at low rates, as the clock holds none of a long trace that is stretched."""
+
+        def _task(self, values: Values, seed: int) -> Task | Done:
+            rate = values.get("workload.arrivals.request_rate", 40.0)
+            return Done({}, "the clock holds no more") if rate < 18 else super()._task(values, seed)
+
+    base = lab(workload__num_requests=120).base
+    answer = highest_rate(laboratory := Impatient(base, SEEDS), "").answer
+    recommended = answer.figures["recommended"]
+    assert 18 < recommended < 36
+    assert answer.table is not None
+    assert [float(row[0]) for row in answer.table.rows] == pytest.approx(
+        [recommended * factor for factor in LADDER if recommended * factor >= 18], rel=0.001
+    )
+    (note,) = [text for text in _warnings(laboratory) if "clock" in text]
+    assert note.endswith("no figures, so no request meets the SLO: the clock holds no more")
 
 
 def test_clients_that_wait_can_send_at_any_rate() -> None:

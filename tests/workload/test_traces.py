@@ -260,6 +260,42 @@ def test_large_times_keep_their_nanoseconds(tmp_path: Path, cell: str, time_ns: 
     assert rows(load(tmp_path, later)) == [(0, 5, 1), (9_930_000, 5, 1)]
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("2026-11-02T09:00:00.5Z", "2026-11-02T09:00:01Z", "2026-11-02T09:00:03.25Z"),
+        ("1793610000.5", "1793610001", "1793610003.25"),
+        ("1793610000.5", "2026-11-02T10:00:01+01:00", "1793610003.25"),
+        ("1960-01-01 00:00:00.5", "1960-01-01 00:00:01", "1960-01-01 00:00:03.25"),
+    ],
+)
+def test_dates_and_unix_times_of_a_plain_csv_count_from_the_first(tmp_path: Path, cells: tuple[str, ...]) -> None:
+    """Stretched to a fifth of its rate, the gaps are five times as long, and the first request still comes at once."""
+    text = "timestamp,prompt_tokens,completion_tokens\n" + "".join(f"{cell},8,2\n" for cell in cells)
+    trace = load(tmp_path, text)
+    assert rows(trace) == [(0, 8, 2), (NS_PER_S // 2, 8, 2), (2_750_000_000, 8, 2)]
+    assert edits.at_speed(trace, 0.2).arrival_ns.tolist() == [0, 2_500_000_000, 13_750_000_000]
+
+
+def test_unix_times_of_mooncakes_lines_count_from_the_first(tmp_path: Path) -> None:
+    lines = [{"timestamp": time, "input_length": 600, "output_length": 5} for time in (1793610000500, 1793610001000)]
+    assert [row[0] for row in rows(load(tmp_path, "\n".join(map(json.dumps, lines))))] == [0, NS_PER_S // 2]
+
+
+def test_seconds_since_a_start_are_kept(tmp_path: Path) -> None:
+    header = "arrival_s,prompt_tokens,output_tokens"
+    assert rows(load(tmp_path, f"{header}\n3.5,8,2\n86400,8,2\n")) == [
+        (3_500_000_000, 8, 2),
+        (86_400 * NS_PER_S, 8, 2),
+    ]
+
+
+def test_all_columns_that_a_plain_csv_lacks_are_named(tmp_path: Path) -> None:
+    assert "columns 'arrival_s', 'output_tokens' are missing (read as csv); columns found: 'created', " in error(
+        tmp_path, "created,input_tokens\n1,2\n"
+    )
+
+
 def test_splitwise_sims_columns(tmp_path: Path) -> None:
     header = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
     trace = load(tmp_path, f"{header}\n0,2,0,0.5,1,100,10\n")
