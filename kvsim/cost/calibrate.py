@@ -44,6 +44,8 @@ _MAX_LOG_SCALE = 0.0
 """A correction varies over one doubling of a feature at least: measurements are that far apart."""
 _OUTLIER_LOG_ERROR = 0.4
 _OUTLIER_SPREADS = 8.0
+_MOST_OUTLIERS = 0.2
+"""Share of the rows: where more contradict each other, nobody knows which are right."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def calibrate(
         *(text for group in groups for text in _unequal(path, group, data.unread)),
         *_set_aside(path, fits),
         *_far_off(path, errors),
+        *_rivals(path, profile),
         *_lacks(profile),
     )
     return Calibration(profile, tuple(errors), tuple(pairs), notes)
@@ -198,6 +201,26 @@ def _far_off(path: str | Path, errors: Sequence[ErrorLine]) -> list[str]:
     ]
 
 
+def _rivals(path: str | Path, profile: Profile) -> list[str]:
+    """A warning where nothing but the name says which of several kernels prices the steps."""
+    notes = []
+    for op, kind in dict.fromkeys((fit.op, fit.kind) for fit in profile.fits):
+        used = profile.find(op, kind)
+        assert used is not None
+        same = [
+            f
+            for f in profile.fits
+            if (f.op, f.kind, f.framework, f.version) == (op, kind, used.framework, used.version)
+        ]
+        alike = [f.kernel for f in same if ("graph" in f.kernel) == ("graph" in used.kernel)]
+        if len(alike) > 1:
+            notes.append(
+                f"{path}: {kind} of {used.framework} {used.version} was measured with kernels {', '.join(alike)}, and "
+                f"steps are priced with {used.kernel}: keep the rows of the one that the engine runs"
+            )
+    return notes
+
+
 def _lacks(profile: Profile) -> list[str]:
     missing = [op for op in NEEDED_OPS if profile.find(op) is None]
     if missing:
@@ -253,7 +276,10 @@ def _fit_and_test(
         "worst_pct": total.worst_pct,
         "within_15_pct": total.within_15_pct,
     }
-    fitted = fit_group(group, like=tested)
+    is_kept = {tuple(point) for point in tested.points}
+    suspects = np.zeros(len(order), dtype=bool)
+    suspects[np.sort(order[num_test:])] = [tuple(point) not in is_kept for point in _points(train)]
+    fitted = fit_group(group, tested, suspects)
     return replace(fitted, error=error | {"num_set_aside": fitted.error["num_set_aside"]}), lines, pairs
 
 
@@ -274,10 +300,11 @@ def error_line(key: GroupKey, kind: str, num_rows: int, errors: np.ndarray) -> E
     )
 
 
-def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
+def fit_group(group: Group, like: OpFit | None = None, suspects: np.ndarray | None = None) -> OpFit:
     """Closed form by robust least squares in the logarithm, then the correction.
 
-    `like` lends its tiles, length scales and nugget, so that only coefficients are fitted.
+    `like` lends its tiles, length scales and nugget, so that only coefficients are fitted; `suspects` are the rows that
+    it set aside.
     """
     form = FORMS[group.key.op]
     columns = {**group.columns}
@@ -288,14 +315,13 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
     spec = _CorrectionSpec.of(like) if like else None
     if len(log_ratio) >= _MIN_ROWS_FOR_CORRECTION:
         spec = spec or _choose_correction(features, log_ratio)
-        keep = ~_outliers(spec, features, log_ratio)
+        keep = ~_outliers(spec, features, log_ratio, ~keep if suspects is None else suspects)
         if not keep.all() and like is None:
             spec = _choose_correction(features[keep], log_ratio[keep])
         weights = spec.weights(features[keep], log_ratio[keep])
     else:
         spec = spec or _CorrectionSpec("exponential", (1.0,) * features.shape[1], 0.1)
         weights = spec.weights(features, log_ratio)
-    points = np.stack([np.asarray(columns[name], dtype=float) for name in form.features], axis=-1)[keep]
     return OpFit(
         op=group.key.op,
         kind=group.key.kind,
@@ -306,10 +332,15 @@ def fit_group(group: Group, like: OpFit | None = None) -> OpFit:
         params={k: float(v if k in form.tiles else f"{v:.6g}") for k, v in params.items()},
         basis=spec.basis,
         scales=tuple(float(f"{s:.4g}") for s in spec.scales),
-        points=points,
+        points=_points(group)[keep],
         weights=weights,
         error={"nugget": spec.nugget, "num_set_aside": int((~keep).sum())},
     )
+
+
+def _points(group: Group) -> np.ndarray:
+    """The raw feature values of every row."""
+    return np.stack([np.asarray(group.columns[name], dtype=float) for name in FORMS[group.key.op].features], axis=-1)
 
 
 def _fit_params(group: Group, like: OpFit | None) -> dict[str, float]:
@@ -429,13 +460,13 @@ def _choose_correction(features: np.ndarray, log_ratio: np.ndarray) -> _Correcti
     return best[1]
 
 
-def _outliers(spec: _CorrectionSpec, features: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+def _outliers(spec: _CorrectionSpec, features: np.ndarray, log_ratio: np.ndarray, suspects: np.ndarray) -> np.ndarray:
     """Rows that their neighbours contradict grossly: set aside, and counted in the profile.
 
-    A wild row also makes its neighbours look wrong, so only the worst of them is dropped at a time.
+    A wild row also makes its neighbours look wrong, so only the worst of them is dropped at a time; `suspects` are out.
     """
-    dropped = np.zeros(len(log_ratio), dtype=bool)
-    for _ in range(max(1, len(log_ratio) // 50)):
+    dropped = suspects.copy()
+    while dropped.sum() < max(1, int(_MOST_OUTLIERS * len(log_ratio))):
         kept = np.flatnonzero(~dropped)
         error = np.abs(spec.left_out_errors(features[kept], log_ratio[kept]))
         limit = max(_OUTLIER_LOG_ERROR, _OUTLIER_SPREADS * float(np.median(error)))

@@ -25,19 +25,21 @@ _US_PER_FLOP_AT_1_TFLOPS = 1e-6
 def smooth_max(sharpness: float, *terms: Any) -> Any:
     """(x^p + y^p + ...)^(1/p) with p = 1 + sharpness: the sum at p = 1, the maximum as p grows."""
     power = 1.0 + sharpness
-    largest = _maximum(1e-12, *terms)
+    largest = maximum(1e-12, *terms)
     return largest * sum((term / largest) ** power for term in terms) ** (1.0 / power)
 
 
-def _maximum(*values: Any) -> Any:
+def maximum(*values: Any) -> Any:
     """The largest, of numbers (fast: the simulation asks for one step at a time) or of arrays."""
     if any(isinstance(value, np.ndarray) for value in values):
         return np.maximum.reduce(np.broadcast_arrays(*values))
     return max(values)
 
 
-def _minimum(value: Any, limit: float) -> Any:
-    return np.minimum(value, limit) if isinstance(value, np.ndarray) else min(value, limit)
+def minimum(left: Any, right: Any) -> Any:
+    """The smaller of two, of numbers or of arrays."""
+    is_array = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
+    return np.minimum(left, right) if is_array else min(left, right)
 
 
 def _tiles(count: Any, tile: float) -> Any:
@@ -56,7 +58,7 @@ def _kv_tiles(length: Any, tile: float, is_ragged: bool) -> Any:
     if not is_ragged:
         return _tiles(length, tile)
     whole = (length - 1) / tile
-    return _maximum(1.0, whole + _minimum(whole, 1.0))
+    return maximum(1.0, whole + minimum(whole, 1.0))
 
 
 def gemm_us(p: Params, c: Columns) -> Any:
@@ -120,7 +122,7 @@ def mixed_attention_us(p: Params, c: Columns) -> Any:
     decode_tiles = b * heads * _kv_tiles(ctx + 1, p["tile_n"], c.get("ragged", False)) * p["tile_us"]
     moved = 2.0 * (b * ctx + chunks * (s + prefix)) * kv * dim * c["kv_bytes"]
     memory = moved / p["gbps"] * _US_PER_BYTE_AT_1_GBPS
-    serial = _tiles(_maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
+    serial = _tiles(maximum(s + prefix, ctx), p["tile_n"]) * p["tile_n"] * p["serial_us"]
     return p["launch_us"] + smooth_max(p["sharpness"], compute + decode_tiles, memory, serial)
 
 

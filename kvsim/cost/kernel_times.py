@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from kvsim.cost.fit import OpFit
-from kvsim.cost.forms import FORMS
+from kvsim.cost.forms import FORMS, maximum, minimum
 from kvsim.cost.profile import Profile
 from kvsim.cost.shapes import Matrix, ModelShapes
 from kvsim.types import ScenarioError
@@ -130,7 +130,7 @@ class KernelTimes:
     def prefill_us(self, num_chunks: Any, chunk: Any, prefix: Any) -> Any:
         """Attention of all layers, a prompt-only step: equal chunks, each on top of `prefix` tokens."""
         return self._over_windows(
-            lambda window: self._predict(self._prefill, batch=num_chunks, seq_len=chunk, prefix=_within(prefix, window))
+            lambda window: self._predict(self._prefill, **_prefill_columns(num_chunks, chunk, prefix, window))
         )
 
     def mixed_us(self, batch: Any, ctx_len: Any, num_chunks: Any, chunk: Any, prefix: Any) -> Any:
@@ -140,48 +140,30 @@ class KernelTimes:
             self.note_extrapolated(MIXED_NOT_MEASURED)
             return self.decode_us(batch, ctx_len) + self.prefill_us(num_chunks, chunk, prefix)
         return self._over_windows(
-            lambda window: self._predict(
-                mixed,
-                batch=batch,
-                ctx_len=_within(ctx_len, window),
-                chunk=chunk,
-                prefix=_within(prefix, window),
-                num_chunks=num_chunks,
-            )
+            lambda window: self._predict(mixed, **_mixed_columns(batch, ctx_len, num_chunks, chunk, prefix, window))
         )
 
     def bare_prefill_us(self, num_chunks: float, chunk: float, prefix: float) -> float:
         """The closed form of `prefill_us` alone, of numbers."""
-        fit = self._prefill
-        columns = {"batch": num_chunks, "seq_len": chunk, "prefix": prefix, **self._attention}
-        return self._bare_over_windows(fit, columns, ("prefix",))
+        return self._bare_over_windows(
+            self._prefill, lambda window: _prefill_columns(num_chunks, chunk, prefix, window)
+        )
 
     def bare_mixed_us(self, batch: float, ctx_len: float, num_chunks: float, chunk: float, prefix: float) -> float:
         """The closed form of `mixed_us` alone, of numbers; only where mixed attention was measured."""
         assert self._mixed is not None
-        columns = {
-            "batch": batch,
-            "ctx_len": ctx_len,
-            "num_chunks": num_chunks,
-            "chunk": chunk,
-            "prefix": prefix,
-            **self._attention,
-        }
-        return self._bare_over_windows(self._mixed, columns, ("ctx_len", "prefix"))
+        return self._bare_over_windows(
+            self._mixed, lambda window: _mixed_columns(batch, ctx_len, num_chunks, chunk, prefix, window)
+        )
 
     @property
     def has_mixed(self) -> bool:
         """Mixed attention was measured as an operation of its own."""
         return self._mixed is not None
 
-    def _bare_over_windows(self, fit: OpFit, columns: dict[str, Any], lengths: tuple[str, ...]) -> float:
-        formula = FORMS[fit.op].formula
-        total = 0.0
-        for num_layers, window in self.shapes.windows:
-            if window is not None:
-                columns = columns | {name: min(columns[name], window) for name in lengths}
-            total += num_layers * formula(fit.params, columns)
-        return total
+    def _bare_over_windows(self, fit: OpFit, columns_of: Callable[[int | None], dict[str, Any]]) -> float:
+        formula, attention = FORMS[fit.op].formula, self._attention
+        return float(self._over_windows(lambda window: formula(fit.params, {**columns_of(window), **attention})))
 
     def _over_windows(self, one_layer: Any) -> Any:
         return sum(num_layers * one_layer(window) for num_layers, window in self.shapes.windows)
@@ -200,4 +182,37 @@ class KernelTimes:
 
 
 def _within(length: Any, window: int | None) -> Any:
-    return length if window is None else np.minimum(length, window)
+    return length if window is None else minimum(length, window)
+
+
+def _prefill_columns(num_chunks: Any, chunk: Any, prefix: Any, window: int | None) -> dict[str, Any]:
+    num_chunks, chunk, prefix = _chunks_within(num_chunks, chunk, prefix, window)
+    return {"batch": num_chunks, "seq_len": chunk, "prefix": prefix}
+
+
+def _mixed_columns(
+    batch: Any, ctx_len: Any, num_chunks: Any, chunk: Any, prefix: Any, window: int | None
+) -> dict[str, Any]:
+    num_chunks, _, prefix = _chunks_within(num_chunks, chunk / num_chunks, prefix, window)
+    return {
+        "batch": batch,
+        "ctx_len": _within(ctx_len, window),
+        "chunk": chunk,
+        "prefix": prefix,
+        "num_chunks": num_chunks,
+    }
+
+
+def _chunks_within(num_chunks: Any, chunk: Any, prefix: Any, window: int | None) -> tuple[Any, Any, Any]:
+    """Equal chunks, none longer than the window, that have as many tokens and score as many query-key pairs.
+
+    Within the window a kernel has no form of its own: beyond it keys are skipped.
+    """
+    if window is None:
+        return num_chunks, chunk, prefix
+    chunk = maximum(chunk, 1.0)
+    length = minimum(chunk, window)
+    # The first queries see all that is before them, the others a whole window.
+    num_first = minimum(maximum(window - prefix, 0.0), chunk)
+    mean_keys = (num_first * (prefix + num_first / 2) + (chunk - num_first) * window) / chunk
+    return num_chunks * chunk / length, length, mean_keys - length / 2

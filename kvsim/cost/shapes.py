@@ -67,11 +67,11 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     head_dim = geometry.head_dim
     heads = max(1, num_heads // tp)
     mlp, gated, mlp_notes = _mlp(geometry, hidden, tp)
-    attention = (
+    attention = _latent_projections(geometry, hidden, heads) or (
         Matrix((heads + 2 * kv_heads) * head_dim, hidden),
         Matrix(hidden, heads * head_dim),
     )
-    rotary = 2 * (heads + kv_heads) * head_dim
+    rotary = 2 * (heads + kv_heads) * (_latent_widths(geometry)[1] if geometry.latent_dim else head_dim)
     rows = [
         ("layernorm", 4 * hidden, 2),
         ("rotary_emb", rotary, 1),
@@ -100,6 +100,31 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
     )
 
 
+def _latent_widths(geometry: ModelGeometry) -> tuple[int | None, int, int | None]:
+    """Of multi-head latent attention: a head's query without its rotary part, that part, and a head's value."""
+    config = geometry.config
+    rotary = optional(config, "qk_rope_head_dim") or geometry.latent_dim
+    return optional(config, "qk_nope_head_dim"), rotary, optional(config, "v_head_dim")
+
+
+def _latent_projections(geometry: ModelGeometry, hidden: int, heads: int) -> tuple[Matrix, ...]:
+    """The projections of multi-head latent attention; none for other attention, or where their widths are not given.
+
+    Those into the latents are on every rank, of the others it has those of its heads.
+    """
+    nope, rotary, value = _latent_widths(geometry)
+    if not geometry.latent_dim or nope is None or value is None:
+        return ()
+    query_rank = optional(geometry.config, "q_lora_rank", least=0) or 0
+    return (
+        Matrix(query_rank + geometry.latent_dim, hidden),
+        Matrix(heads * (nope + rotary), query_rank or hidden),
+        # Multiplied with the latents, or with queries and outputs instead: the weights are the same.
+        Matrix(heads * (nope + value), geometry.latent_dim - rotary),
+        Matrix(hidden, heads * value),
+    )
+
+
 def _windows(geometry: ModelGeometry) -> tuple[tuple[int, int | None], ...]:
     """(number of layers, window) of those that attend to the text."""
     if geometry.num_kv_layers < geometry.num_hidden_layers:
@@ -114,6 +139,8 @@ def _approximations(
     """What of the model is priced as something simpler."""
     if geometry.latent_dim:
         yield "MLA attention is priced as attention with one KV head of the latent's size"
+        if None in _latent_widths(geometry):
+            yield "its projections, too: the model configuration lacks qk_nope_head_dim or v_head_dim"
     if geometry.index_dim:
         yield "sparse attention is priced as attention to all tokens, and its indexer not at all"
     if cache_dtype in PACKED_BYTES or cache_dtype == DS_MLA:

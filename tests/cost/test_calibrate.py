@@ -75,6 +75,33 @@ def test_one_wild_row_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
         assert predicted == pytest.approx(gemm_us(tokens, 6144, 4096), rel=0.08)
 
 
+@pytest.mark.parametrize("seed", [3, 4])
+def test_many_wild_rows_do_not_spoil_the_others(tmp_path: Path, seed: int) -> None:
+    """One row in eight took three times as long: the fit is that of the others, and says how many it set aside."""
+    rng = np.random.default_rng(seed)
+    rows = gemm_rows(noise=0.02)
+    wild = rng.choice(len(rows), len(rows) // 8, replace=False)
+    for index in wild:
+        rows[index]["latency_us"] = 3 * float(rows[index]["latency_us"])  # type: ignore[arg-type]
+    result = calibrate(write(tmp_path / "x.csv", rows))
+    fit = result.profile.find("gemm")
+    assert fit is not None
+    assert fit.error["num_set_aside"] == len(wild)
+    for row in rows:
+        tokens, n, k = (float(str(row[name])) for name in ("tokens", "n", "k"))
+        predicted = float(fit.predict_us({"tokens": np.array([tokens]), "n": n, "k": k})[0])
+        assert predicted == pytest.approx(gemm_us(tokens, n, k), rel=0.1)
+
+
+def test_kernels_that_differ_in_nothing_but_their_name_are_said(tmp_path: Path) -> None:
+    rows = [row | {"kernel": kernel} for kernel in ("triton", "cutlass") for row in gemm_rows()]
+    (text,) = (text for text in calibrate(write(tmp_path / "x.csv", rows)).warnings if "kernels" in text)
+    assert "gemm of vllm 1.0 was measured with kernels cutlass, triton, and steps are priced with cutlass" in text
+    for kernels in (("triton", "triton_graph"), ("triton",)):
+        rows = [row | {"kernel": kernel} for kernel in kernels for row in gemm_rows()]
+        assert not any("kernels" in text for text in calibrate(write(tmp_path / "x.csv", rows)).warnings)
+
+
 def all_reduce_rows() -> list[dict[str, object]]:
     """Custom kernels below 8 MiB, and a ring that starts 50 us later from there on."""
     common = {"gpu": "X1", "framework": "vllm", "version": "1.0", "kernel": "custom_graph", "op": "all_reduce"}

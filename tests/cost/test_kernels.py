@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from support import num_lines
 
 from kvsim.catalog import load_model
+from kvsim.cost.kernel_times import KernelTimes
 from kvsim.cost.kernels import KernelCost, vllm_graph_sizes
 from kvsim.cost.page_size import block_size_factor, l2_share
 from kvsim.cost.profile import load_profile, profile_names
-from kvsim.cost.roofline import roofline_cost
+from kvsim.cost.roofline import roofline_cost, roofline_profile
+from kvsim.cost.shapes import model_shapes
 from kvsim.memory.geometry import ModelGeometry
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
@@ -229,6 +231,40 @@ def test_roofline_is_within_a_factor_of_the_measured_kernels() -> None:
     for shape in (decode(1, 500), decode(64, 1000), StepShape(0, 0, ((0, 2048),))):
         assert 0.6 < cost.step_ns(shape) / COSTS["h100"].step_ns(shape) < 1.6
     assert "datasheet" in cost.warnings()[0]
+
+
+WINDOWED = load_model("gemma-3-4b")
+"""Windows of 1,024 tokens in 29 layers, and 5 full ones."""
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 512), (0, 8192), (700, 900), (5000, 300), (5000, 4096), (1024, 1)])
+def test_a_window_scores_no_more_pairs_than_its_queries_see(start: int, length: int) -> None:
+    """Attention that its operations bind: its time is that of the pairs of query and key, counted one by one."""
+    profile = roofline_profile(1.0, 1e9, efficiency=1.0)
+    shapes = replace(model_shapes(WINDOWED), windows=((1, 1024),))
+    seen = sum(min(start + i, 1024) for i in range(1, length + 1))
+    flops = 4 * shapes.heads * shapes.head_dim * seen
+    attention_us = KernelTimes(profile, shapes).bare_prefill_us(1, length, start) - 3.0
+    assert attention_us == pytest.approx(flops / 1e6, rel=0.002)
+
+
+@pytest.mark.parametrize("name", ["h100", "rtxpro6000"])
+@pytest.mark.parametrize("num", [0, 64])
+def test_tables_of_windowed_layers_agree_with_the_formula(name: str, num: int) -> None:
+    cost = KernelCost.from_profile(name, WINDOWED, overhead_us=0.0)
+    for start, length in ((0, 128), (300, 700), (0, 6000), (1500, 2048), (20_000, 2048), (50_000, 512)):
+        shape = StepShape(num, num * 3000, ((start, length),))
+        assert cost.step_ns(shape) / 1e3 == pytest.approx(direct_us(cost, shape), rel=0.01)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_prompt_behind_a_window_costs_what_its_pieces_do(name: str) -> None:
+    """Attention to a window grows with the text, not with its square."""
+    cost = KernelCost.from_profile(name, replace(model_shapes(WINDOWED), windows=((34, 1024),)), overhead_us=0.0)
+    times = cost.times
+    whole = times.bare_prefill_us(1, 16_384, 0)
+    pieces = sum(times.bare_prefill_us(1, 2048, start) for start in range(0, 16_384, 2048))
+    assert 0.7 < whole / pieces < 1.1
 
 
 def test_same_answer_in_any_order() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvsim.catalog import load_model
+from kvsim.catalog import load_model, model_names
 from kvsim.cost.shapes import Matrix, model_shapes
 from kvsim.memory.geometry import ModelGeometry
+from kvsim.memory.weights import count_params
 from kvsim.types import ScenarioError
 
 LLAMA = dict(load_model("llama-3.1-8b").config)
@@ -74,7 +75,9 @@ QWEN2_MOE = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size
 def test_experts_that_every_token_passes_are_dense(config, tp, width, active):
     shapes = model_shapes(ModelGeometry.from_config(config), tp)
     hidden = shapes.hidden_size
-    assert list(shapes.matrices[4:]) == ([Matrix(2 * width, hidden), Matrix(hidden, width)] if width else [])
+    last_expert = max(index for index, matrix in enumerate(shapes.matrices) if matrix.num_experts > 1)
+    behind = [Matrix(2 * width, hidden), Matrix(hidden, width)] if width else []
+    assert list(shapes.matrices[last_expert + 1 :]) == behind
     assert [width for kind, width, _ in shapes.row_ops if kind == "act_fn"] == [3 * active]
 
 
@@ -101,3 +104,28 @@ def test_attention_reads_the_bytes_of_its_cache(model, dtype, kv_bytes):
     shapes = model_shapes(load_model(model), 1, dtype)
     assert shapes.kv_bytes == kv_bytes
     assert any("unpacking" in note for note in shapes.notes) == (dtype in ("q8_0", "int4", "fp8_ds_mla"))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", model_names())
+def test_the_matrices_priced_are_the_weights_counted(name, tp):
+    """Layers without experts are left out: they are priced as those with them, which is said."""
+    model = ModelGeometry.from_config(dict(load_model(name).config) | {"first_k_dense_replace": 0})
+    shapes, counted = model_shapes(model, tp), count_params(model)
+    dense = sum(matrix.n * matrix.k for matrix in shapes.matrices if matrix.num_experts == 1)
+    experts = sum(matrix.n * matrix.k * matrix.num_experts for matrix in shapes.matrices if matrix.num_experts > 1)
+    assert shapes.num_layers * dense == counted.linear / tp + counted.replicated
+    assert shapes.num_layers * experts == counted.expert / tp
+
+
+def test_latent_projections_without_their_widths_are_priced_as_wide_heads_and_said_to_be():
+    config = {**load_model("deepseek-v2-lite").config, "v_head_dim": None}
+    shapes = model_shapes(ModelGeometry.from_config(config))
+    assert shapes.matrices[:2] == (Matrix((16 + 2) * 576, 2048), Matrix(2048, 16 * 576))
+    assert any("lacks qk_nope_head_dim or v_head_dim" in note for note in shapes.notes)
+    assert len(shapes.notes) == len(model_shapes(load_model("deepseek-v2-lite")).notes) + 1
+
+
+def test_the_rotary_part_of_a_latent_is_all_that_is_rotated():
+    rotary = [width for kind, width, _ in model_shapes(load_model("deepseek-v3"), 8).row_ops if kind == "rotary_emb"]
+    assert rotary == [2 * (16 + 1) * 64]
