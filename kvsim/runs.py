@@ -20,7 +20,7 @@ from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.words import natural
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError, shown
+from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError, Terminated, shown
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -122,7 +122,9 @@ def _blaming_custom_code(resolved: ResolvedScenario) -> Iterator[None]:
     """What goes wrong in a run that uses code of the user's is told as such, with the names of that code."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, Terminated):
+            raise
         is_told = isinstance(error, KvsimError) and not isinstance(error, AllocatorError)
         names = "" if is_told else ", ".join(dict.fromkeys(_import_paths(resolved.scenario.model_dump())))
         if not names:

@@ -58,6 +58,10 @@ class LawViolation(AssertionError):
     """A law of the memory or of the engine does not hold; the text begins with the law's number."""
 
 
+class Terminated(SystemExit):
+    """A polite kill (SIGTERM), raised wherever it finds the program: a `sys.exit` of the user's own code is another."""
+
+
 class AllocStatus(StrEnum):
     """Answer to "can this sequence get its memory": now, later, or never (the pool is too small)."""
 

@@ -190,8 +190,12 @@ from kvsim.tokens import TokenStream
 from kvsim.types import AllocStatus
 
 
-def a_request(prompt=5, output=3, most=9, n=1, lens=()):
-    return Request("a", 0, TokenStream.from_segment(1, prompt), output, most, Sampling(n), lens)
+def a_request(prompt=5, output=3, most=9, n=1, lens=(), name="a", at=0):
+    return Request(name, at, TokenStream.from_segment(1, prompt), output, most, Sampling(n), lens)
+
+
+def leave():
+    raise SystemExit(0)
 
 
 class Allocator(PagedAllocator):
@@ -286,6 +290,13 @@ def broken_run(folder: Path, patch: pytest.MonkeyPatch, values: dict[str, Any], 
             "sampling has n 0 and beam_width 0; n must be at least 1",
         ),
         ({"workload": "Source"}, {"due": "[a_request(n=2, lens=(1,))]"}, "sample_lens has 1 lengths; must be one for"),
+        ({"workload": "Source"}, {"due": "[a_request(at=5)]"}, "arrival_ns is 5; must be from 0 to the 0 ns at which"),
+        ({"workload": "Source"}, {"due": "[a_request(at=-1)]"}, "request 'a': arrival_ns is -1; must be from 0 to"),
+        ({"workload": "Source"}, {"due": "[a_request(name=5)]"}, "request 5: request_id is of type int; must be a te"),
+        ({"workload": "Source"}, {"due": "[a_request(output=2.5)]"}, r"lengths are \(2.5, 9\); must be whole numbers"),
+        ({"workload": "Source"}, {"due": "[a_request()] * 2"}, "Source: the run failed .*'a' is submitted twice"),
+        ({"workload": "Source"}, {"due": "leave()"}, "Source: the run failed in or on this code: SystemExit: 0; see"),
+        ({"workload": "leave"}, {}, "leave: the run failed in or on this code: SystemExit: 0; see"),
         (
             {"allocator": "Nothing"},
             {},

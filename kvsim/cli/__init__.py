@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import typer
 from typer import Exit, Option
 
+from kvsim.types import Terminated
+
 COMMANDS = {
     "run": "Simulate a scenario and write its results.",
     "compare": "Run the same workload under several engines, side by side.",
@@ -178,7 +180,7 @@ def _interrupt(signum: int, frame: object) -> None:
 def _terminate(signum: int, frame: object) -> None:
     """A polite kill: leave through the `finally` clauses, so that half-written results go."""
     _insist(_terminate)
-    raise SystemExit(EXIT_TERMINATED)
+    raise Terminated(EXIT_TERMINATED)
 
 
 def _insist(handler: Callable[[int, object], None]) -> None:

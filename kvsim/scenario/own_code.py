@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
-from typing import Any
+from typing import Any, SupportsIndex
 
 from kvsim.memory.interface import PrefixMatch
 from kvsim.request import Group, Request
@@ -147,16 +147,22 @@ class CheckedSource(_Checked):
         are_requests = isinstance(value, list | tuple) and all(isinstance(request, Request) for request in value)
         self._checked("take_due", value, are_requests, "a list of kvsim.request.Request")
         for request in value:
-            if problem := _wrong_request(request):
+            if problem := _wrong_request(request, now):
                 raise ScenarioError(f"{self.KEY}: {self._path}: request {shown(request.request_id)}: {problem}")
         if not value and (due := self.next_ns()) is not None and due <= now:
             self._checked("take_due", value, False, f"the requests of {due} ns that next_ns named: it is {now} ns now")
         return list(value)
 
 
-def _wrong_request(request: Request) -> str:
-    """Why no engine can serve it; empty if one can."""
+def _wrong_request(request: Request, now: Ns) -> str:
+    """Why no engine can serve it now; empty if one can."""
+    if not isinstance(request.request_id, str):
+        return f"request_id is of type {type(request.request_id).__name__}; must be a text"
+    if not 0 <= request.arrival_ns <= now:
+        return f"arrival_ns is {request.arrival_ns}; must be from 0 to the {now} ns at which take_due hands it out"
     outputs = request.sample_lens or (request.output_len,)
+    if not all(isinstance(length, SupportsIndex) for length in (*outputs, request.max_output_len)):
+        return f"its lengths are {shown((*outputs, request.max_output_len))}; must be whole numbers"
     num_samples, width = request.sampling.n, request.sampling.beam_width
     if request.prompt_len < 1:
         return "its prompt has no tokens; must have at least 1"

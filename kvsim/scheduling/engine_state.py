@@ -168,7 +168,7 @@ class EngineState:
     def submit(self, request: Request) -> Rejection | None:
         """Queue a request, or say why it can never be served: the reason holds what it needs and what there is."""
         if request.request_id in self.groups:
-            raise ScenarioError(f"request {request.request_id!r} is submitted twice")
+            raise ValueError(f"request {request.request_id!r} is submitted twice")
         groups = self._make_groups(request)
         if (reason := self._why_never(groups[0])) is not None:
             for group in groups:

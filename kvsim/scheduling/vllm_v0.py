@@ -171,7 +171,7 @@ class VllmV0Scheduler:
 
     def submit(self, request: Request) -> Rejection | None:
         if request.request_id in self.groups:
-            raise ScenarioError(f"request {request.request_id!r} is submitted twice")
+            raise ValueError(f"request {request.request_id!r} is submitted twice")
         is_beam = request.sampling.beam_width > 0
         num_samples = 1 if is_beam else request.sampling.n
         seqs = [self._make_sequence(request, sample) for sample in range(num_samples)]
