@@ -97,7 +97,9 @@ class TokenStream:
         parts: list[tuple[int, ...]] = []
         while start < stop and index < len(self.pieces):
             upto = min(stop, self._ends[index])
-            _merge(parts, self._slice(index, start, upto))
+            if start < upto:
+                # An empty piece says nothing.
+                _merge(parts, self._slice(index, start, upto))
             start, index = upto, index + 1
         return tuple(parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvsim.tokens import Piece, Segment, TokenStream
@@ -54,3 +54,14 @@ def test_the_cut_into_pieces_does_not_show(pieces: list[Piece], data: st.DataObj
     whole, parts = TokenStream(tuple(pieces)), TokenStream(tuple(cut))
     assert whole.common_length(parts) == len(whole) == len(parts)
     assert whole.content(0, len(whole)) == parts.content(0, len(parts))
+
+
+@given(texts, st.integers(0, 20), st.integers(0, 20))
+@example([(0,), Segment(2, 0, 0), (1,)], 0, 2)
+@example([Segment(1, 0, 2), (), Segment(1, 2, 2)], 1, 3)
+def test_empty_pieces_say_nothing(pieces: list[Piece], start: int, length: int) -> None:
+    """Any span of a text has the content that it has when the text is made of single tokens."""
+    single: list[Piece] = [Segment(source, value, 1) if source else (value,) for source, value in tokens_of(pieces)]
+    start = min(start, len(single))
+    stop = min(start + length, len(single))
+    assert TokenStream(tuple(pieces)).content(start, stop) == TokenStream(tuple(single)).content(start, stop)
