@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
+from kvsim.types import KvsimError
+
 
 class Segment(NamedTuple):
     """Tokens `start .. start + length - 1` of the endless text `source` (an integer >= 1)."""
@@ -37,6 +39,9 @@ class TokenStream:
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for piece in self.pieces:
+            if isinstance(piece, Segment) and (piece.source < 1 or piece.length < 0):
+                raise KvsimError(f"{piece} is no piece of a text: sources count from 1, lengths from 0")
         object.__setattr__(self, "_ends", tuple(accumulate(map(_piece_len, self.pieces))))
 
     @classmethod
@@ -97,7 +102,9 @@ class TokenStream:
         parts: list[tuple[int, ...]] = []
         while start < stop and index < len(self.pieces):
             upto = min(stop, self._ends[index])
-            _merge(parts, self._slice(index, start, upto))
+            if start < upto:
+                # An empty piece says nothing.
+                _merge(parts, self._slice(index, start, upto))
             start, index = upto, index + 1
         return tuple(parts)
 

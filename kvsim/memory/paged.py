@@ -260,9 +260,7 @@ class PagedAllocator(PagedState):
             # Restored blocks are new ones: they are findable when they are registered again.
             table.num_registered, table.place = 0, self.index.root
             self._swapped[seq_id] = self._tables.pop(seq_id)
-        if self.journal is not None:
-            for src, dst in moved.transfer:
-                self.journal.record("swapped_out", src, self._ref[src], dst)
+        self._note_moves("swapped_out", seq_ids, moved.transfer)
         return moved.transfer
 
     def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
@@ -276,9 +274,7 @@ class PagedAllocator(PagedState):
             table.block_ids = gpu_ids
             self._tables[seq_id] = self._swapped.pop(seq_id)
         self._count_returned(tables)
-        if self.journal is not None:
-            for src, dst in moved.transfer:
-                self.journal.record("swapped_in", dst, self._ref[dst], src)
+        self._note_moves("swapped_in", seq_ids, moved.transfer)
         return moved.transfer
 
     def _check_new(self, seq_id: SeqId) -> None:
@@ -464,6 +460,16 @@ class PagedAllocator(PagedState):
                     target[block_id] = pool.take(1)[0]
         transfer = tuple(BlockMove(src, dst) for src, dst in target.items())
         return _Moved(transfer, [[target[block_id] for block_id in table.block_ids] for table in tables])
+
+    def _note_moves(self, event: str, seq_ids: Sequence[SeqId], moves: Transfer) -> None:
+        """Tell the journal of a swap, each block in the name of the last sequence that has it."""
+        if self.journal is None:
+            return
+        holder = {block_id: seq_id for seq_id in seq_ids for block_id in self._any_table(seq_id).block_ids}
+        for src, dst in moves:
+            block_id, host_id = (src, dst) if event == "swapped_out" else (dst, src)
+            self.journal.name(holder[dst])
+            self.journal.record(event, block_id, self._ref[block_id], host_id)
 
     def _take_for(self, seq_id: SeqId) -> BlockId:
         self._name(seq_id)

@@ -101,6 +101,18 @@ def test_swaps_name_the_host_block() -> None:
     ]
 
 
+def test_a_swap_of_several_names_each() -> None:
+    allocator, journal = observed(4, num_host_blocks=4)
+    allocator.allocate("a", 4)
+    allocator.allocate("b", 4)
+    allocator.swap_out(["a", "b"])
+    allocator.swap_in(["b", "a"])
+    swaps = [event[:3] for event in short(journal) if event[0].startswith("swapped")]
+    assert swaps == [
+        ("swapped_out", 0, "a"), ("swapped_out", 1, "b"), ("swapped_in", 2, "b"), ("swapped_in", 3, "a")
+    ]  # fmt: skip
+
+
 def test_never_returned_and_double_decrement() -> None:
     events = [
         Event(0, "taken", 7, "a", 1),

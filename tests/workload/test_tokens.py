@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import re
+
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvsim.tokens import Piece, Segment, TokenStream
+from kvsim.types import KvsimError
 
 segments = st.builds(Segment, st.integers(1, 2), st.integers(0, 2), st.integers(0, 4))
 literals = st.lists(st.integers(0, 1), max_size=4).map(tuple)
@@ -54,3 +58,21 @@ def test_the_cut_into_pieces_does_not_show(pieces: list[Piece], data: st.DataObj
     whole, parts = TokenStream(tuple(pieces)), TokenStream(tuple(cut))
     assert whole.common_length(parts) == len(whole) == len(parts)
     assert whole.content(0, len(whole)) == parts.content(0, len(parts))
+
+
+@given(texts, st.integers(0, 20), st.integers(0, 20))
+@example([(0,), Segment(2, 0, 0), (1,)], 0, 2)
+@example([Segment(1, 0, 2), (), Segment(1, 2, 2)], 1, 3)
+def test_empty_pieces_say_nothing(pieces: list[Piece], start: int, length: int) -> None:
+    """Any span of a text has the content that it has when the text is made of single tokens."""
+    single: list[Piece] = [Segment(source, value, 1) if source else (value,) for source, value in tokens_of(pieces)]
+    start = min(start, len(single))
+    stop = min(start + length, len(single))
+    assert TokenStream(tuple(pieces)).content(start, stop) == TokenStream(tuple(single)).content(start, stop)
+
+
+@pytest.mark.parametrize("segment", [Segment(0, 0, 16), Segment(-1, 0, 16), Segment(1, 0, -1)])
+def test_what_is_no_segment_is_refused(segment: Segment) -> None:
+    """Source 0 is that of literal ids: texts of it had nothing in common with themselves."""
+    with pytest.raises(KvsimError, match=rf"{re.escape(str(segment))} is no piece of a text: sources count from 1"):
+        TokenStream((segment,))
