@@ -55,7 +55,7 @@ class Column:
 
 _ARRIVAL_NAMES = ("arrival_s", "arrival", "arrival_time_s", "arrived_at", "arrival_timestamp")
 _PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_len", "input_len", "prompt_size")
-_OUTPUT_NAMES = ("output_tokens", "output_len", "token_size")
+_OUTPUT_NAMES = ("output_tokens", "completion_tokens", "output_len", "token_size")
 """The last of each are those of SplitwiseSim."""
 _CSV_FORMATS: dict[str, tuple[Column, ...]] = {
     "azure": (
