@@ -15,6 +15,9 @@ from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import LIMITS, Preemption, StepOutcome, StepPlan
 from kvsim.types import NS_PER_S, KvsimError, Ns
 
+_FOR_MEMORY = ("blocks", "promises")
+"""Reasons to wait of which the engine can say what is missing."""
+
 _NUM_TOLD = 3
 """Preemptions told in full at the beginning; the last one is told too."""
 
@@ -194,7 +197,7 @@ class LifeStory:
         head, reason = self._head(), self._reason(plan)
         is_head = head == self.request_id
         # In a step with a preemption some engines admit nobody, whatever there is room for.
-        if is_head and reason == "blocks" and not wait.need and not plan.preempted:
+        if is_head and reason in _FOR_MEMORY and not wait.need and not plan.preempted:
             wait.need = self.scheduler.describe_block()
         wait.see(now, self._goal(reason), head, is_head=is_head)
 
@@ -246,6 +249,8 @@ class LifeStory:
     def _goal(self, reason: str) -> str:
         if reason in LIMITS:
             return f"the {reason} ({LIMITS[reason]} = {getattr(self.scheduler, LIMITS[reason], '?')})"
+        if reason in ("running batch", "gate"):
+            return f"the {reason}"
         if reason != "blocks":
             return reason
         return "free blocks" if self.scheduler.allocator.block_size > 1 else "free slots"
@@ -266,8 +271,9 @@ class LifeStory:
         return f"still waits when the run ends, by then {_describe(self._wait, self._last_ns)}"
 
     def _totals(self) -> str:
+        waits_ns = 0 if self._wait is None else self._last_ns - self._wait.since_ns
         parts = [
-            f"waited {_span(self.waited_ns)} in all",
+            f"waited {_span(self.waited_ns + waits_ns)} in all",
             _count(self.num_preemptions, "preemption"),
             f"{_count(self.num_recomputed_tokens, 'token')} recomputed",
             f"{_count(self.num_hit_tokens, 'token')} hit",

@@ -20,7 +20,17 @@ from kvsim.scenario.presets import COMPARED
 from kvsim.scenario.resolve import ResolvedScenario, load_scenario, scenario_from_dict
 from kvsim.scenario.words import natural
 from kvsim.scheduling.plan import StepOutcome, StepPlan
-from kvsim.types import AllocatorError, KvsimError, LawViolation, Ns, Progress, ScenarioError, Terminated, shown
+from kvsim.types import (
+    NS_PER_S,
+    AllocatorError,
+    KvsimError,
+    LawViolation,
+    Ns,
+    Progress,
+    ScenarioError,
+    Terminated,
+    shown,
+)
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine
@@ -205,6 +215,9 @@ def _tell_life(resolved: ResolvedScenario, request_id: str) -> str:
     )
     if story.request is None:
         ids = sorted(simulation.recorder.ended.request_ids, key=natural)
+        if request_id in ids:
+            end_s = simulation.end_ns / NS_PER_S
+            raise ScenarioError(f"--request {request_id:.100}: has not arrived when the run ends ({end_s:g} s)")
         shown = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
         raise ScenarioError(f"--request {request_id:.100}: no request has that id; this workload has {shown}")
     return story.text()

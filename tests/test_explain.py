@@ -14,7 +14,7 @@ from kvsim.runs import resolve, tell_life
 from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
 from kvsim.sim.run import simulate
 from kvsim.tokens import TokenStream
-from kvsim.types import KvsimError
+from kvsim.types import KvsimError, ScenarioError
 
 STEP_NS = 10_000_000
 
@@ -206,3 +206,44 @@ def test_who_is_passed_by_others_waits_for_its_adapter() -> None:
     budget = "the token budget (max_num_batched_tokens = 8)"
     assert f"waited 1.000 ms for {budget}\n" in tell_life(resolved, "D")
     assert f"waited 4.000 ms for {budget}; behind D; 3.000 ms of it at the head" in tell_life(resolved, "E")
+
+
+def life(request_id: str, requests: list[dict[str, Any]], **values: Any) -> str:
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 4},
+        "allocator": {"block_size": 4, "watermark": 0},
+        "scheduler": {"max_model_len": 32},
+        "workload": {"requests": requests},
+        "cost": {"type": "linear", "step_ms": 1, "prefill_token_us": 0, "context_token_ns": 0},
+    }
+    return tell_life(resolve(scenario, values), request_id)
+
+
+def row(name: str, arrival_s: float = 0, prompt: int = 8, output: int = 9) -> dict[str, Any]:
+    return {"id": name, "arrival_s": arrival_s, "prompt_tokens": prompt, "output_tokens": output}
+
+
+def test_who_waits_at_the_horizon_waited_until_then() -> None:
+    lines = life("B", [row("A"), row("B", 0.003)], horizon="5ms").splitlines()
+    assert "still waits when the run ends, by then 2.000 ms for free blocks" in lines[-2]
+    assert lines[-1] == "in sum: waited 2.000 ms in all, 0 preemptions, 0 tokens recomputed, 0 tokens hit"
+
+
+def test_who_has_not_arrived_by_the_horizon_is_known() -> None:
+    with pytest.raises(ScenarioError, match=r"--request C: has not arrived when the run ends \(0\.005 s\)"):
+        life("C", [row("A"), row("C", 0.05)], horizon="5ms")
+
+
+def test_what_a_promise_lacks_is_told() -> None:
+    """A may come to hold 4 blocks, and so may B."""
+    story = life("B", [row("A"), row("B")], engine="no-evict")
+    assert (
+        "waited 9.000 ms for promises (request 'B' is waiting and needs a promise of 4 blocks; the pool has promised "
+        "4 of 4)" in story
+    )
+
+
+def test_who_waits_for_a_batch_is_told_in_words() -> None:
+    rows, pool = [row("A", output=5), row("B", 0.001, 4, 2)], {"memory.num_gpu_blocks_override": 8}
+    story = life("B", rows, engine="static", **pool, **{"scheduler.max_num_seqs": 1})
+    assert "waited 4.000 ms for the running batch" in story

@@ -109,7 +109,7 @@ def test_every_other_layer_of_llama_4_maverick_is_dense():
         (LLAMA, {"vocab_size": "x"}, "vocab_size is 'x'"),
         (LLAMA, {"vocab_size": float("nan")}, "vocab_size is nan"),
         (LLAMA, {"vocab_size": 1 << 41}, "vocab_size is 2199023255552; .* from 1 to 1099511627776"),
-        (LLAMA, {"model_type": []}, r"model_type is \[\]; it must be a text: give weight_bytes"),
+        (LLAMA, {"model_type": []}, r"model_type is \[\]; it must be a text"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; it must be true or false"),
         (LLAMA, {"num_key_value_heads_per_layer": [8, 4] * 16}, "unequally many KV heads"),
         (QWEN, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),

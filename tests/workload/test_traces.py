@@ -303,6 +303,10 @@ def test_splitwise_sims_columns(tmp_path: Path) -> None:
     assert not trace.notes
 
 
+def test_usage_as_the_openai_api_counts_it(tmp_path: Path) -> None:
+    assert rows(load(tmp_path, "arrival_s,prompt_tokens,completion_tokens\n0.5,100,10\n")) == [(NS_PER_S // 2, 100, 10)]
+
+
 def test_sessions_that_are_not_read_are_named(tmp_path: Path) -> None:
     header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
     (note,) = load(tmp_path, f"{header}\n5,1,2.5,ChatGPT,472,18,490,Conversation log\n").notes
