@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,27 @@ def test_groups_and_sessions_do_not_meet() -> None:
     assert trace is not None
     # Row 2 shares its first block with row 0 (group 0), and behind it row 1's session text, which began in group 1.
     assert prefix_hits(trace).hit_blocks == 2
+
+
+def test_a_turn_finds_the_answer_before_it() -> None:
+    """100 tokens and an answer of 100 leave 12 whole blocks of 16, the last token not being stored; 100 find 6."""
+    trace = grouped([100, 250, 100], [0, 0, 0], [-1, -1, -1], [0, 0, 0])
+    blocks = block_trace(replace(trace, output=np.array([100, 5, 7])))
+    assert blocks is not None
+    hits = prefix_hits(blocks)
+    assert (hits.hit_blocks, hits.hit_tokens, hits.total_blocks) == (12 + 6, 18 * 16, 7 + 16 + 7)
+
+
+def test_an_endless_cache_finds_of_sessions_what_the_engine_finds(repo_root: Path) -> None:
+    path = repo_root / "scenarios" / "traces" / "sessions-sample.csv"
+    scenario = {
+        "workload": {"trace": str(path)},
+        "memory": {"num_gpu_blocks_override": 100_000},
+        "allocator": {"enable_prefix_caching": True},
+        "scheduler": {"max_model_len": 20_000},
+    }
+    hits = trace_report(path).prefix_hits[-1]
+    assert run(scenario).summary["prefix_cache_hits"] == hits.hit_blocks_capped * 16
 
 
 def test_a_prefix_shorter_than_a_block_is_warned_about(tmp_path) -> None:  # type: ignore[no-untyped-def]
