@@ -140,12 +140,16 @@ def _shared_texts(trace: Trace) -> Iterable[tuple[Ints, Ints]]:
     """(whose text a prompt begins with, for how many tokens); a session's text comes behind its group's prefix."""
     import numpy as np
 
-    prefix = np.zeros_like(trace.prompt)
+    prefix, group = np.zeros_like(trace.prompt), np.full_like(trace.prompt, -1)
     if trace.prefix_group is not None and trace.prefix_tokens is not None:
         prefix = np.where(trace.prefix_group >= 0, trace.prefix_tokens, 0)
-        yield trace.prefix_group, prefix
+        group = np.where(prefix > 0, trace.prefix_group, -1)
+        yield group, prefix
     if trace.session is not None:
-        yield trace.session, _stored_tokens(trace)
+        # Behind another prefix the same text makes other blocks.
+        texts = np.stack((trace.session, group, prefix))
+        codes = np.unique(texts, axis=1, return_inverse=True)[1].reshape(-1)
+        yield np.where(trace.session >= 0, codes, -1), _stored_tokens(trace)
 
 
 def prefix_hits(blocks: BlockTrace, capacity: int | None = None, order: Literal["rev", "fwd"] = "rev") -> PrefixHits:
