@@ -518,17 +518,15 @@ def _lengths_can_be_drawn(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
-def _requests_fit_model(scenario: Scenario) -> Iterator[Finding]:
+def _prompts_fit_model(scenario: Scenario) -> Iterator[Finding]:
+    """A prompt that reaches the limit is rejected; an output ends there."""
     workload, limit = scenario.workload, getattr(scenario.scheduler, "max_model_len", None)
     if isinstance(workload, Custom) or limit is None or not isinstance(workload.lengths, FixedLengths | UniformLengths):
         return
-    shortest = _ends(workload.lengths.prompt)[0] + _ends(workload.lengths.output)[0]
-    if shortest > limit and workload.trace is None and workload.requests is None:
-        yield Finding(
-            ("scheduler", "max_model_len"),
-            f"is {limit}, and every request has at least {shortest} tokens: all will be rejected",
-            False,
-        )
+    shortest = _ends(workload.lengths.prompt)[0]
+    if shortest >= limit and workload.trace is None and workload.requests is None:
+        text = f"is {limit}, and every prompt has at least {shortest} tokens: all will be rejected"
+        yield Finding(("scheduler", "max_model_len"), text, False)
 
 
 def _sweep_varies_known_keys(scenario: Scenario) -> Iterator[Finding]:
@@ -565,6 +563,6 @@ CHECKS: tuple[Check, ...] = (
     _width_fits,
     _decoding_fits,
     _lengths_can_be_drawn,
-    _requests_fit_model,
+    _prompts_fit_model,
     _sweep_varies_known_keys,
 )

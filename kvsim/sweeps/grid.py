@@ -6,13 +6,15 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
+from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.messages import join
 from kvsim.scenario.overrides import plain
 from kvsim.scenario.resolve import ResolvedScenario
@@ -40,10 +42,11 @@ class Point:
     def key(self) -> str:
         """Names the point's file: what decides its figures, so that a grid that grows keeps what it has.
 
-        That is the scenario, the content of the files it names, and the program's version.
+        That is the scenario, the content of the files it names, own code included, and the program's version.
         """
         values = self.scenario.scenario.model_dump(mode="json", exclude={"sweep", "record", "timeline"})
-        return _digest(__version__, json.dumps(values), *(_file_digest(name) for _, name in files_of(self.scenario)))
+        files: list[str | Path] = [*(name for _, name in files_of(self.scenario)), *_own_code(values)]
+        return _digest(__version__, json.dumps(values), *map(_file_digest, files))
 
     @property
     def record(self) -> dict[str, Any]:
@@ -116,7 +119,26 @@ def _file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _file_digest(name: str) -> str:
+def _own_code(values: Mapping[str, Any]) -> Iterator[Path]:
+    """The module of each `package.module:Name` in a scenario's blocks, or all that its package has."""
+    names = {
+        value.partition(":")[0].partition(".")[0]
+        for block in values.values()
+        if isinstance(block, Mapping)
+        for value in block.values()
+        if is_import_path(value)
+    }
+    for name in sorted(names - {"kvsim"}):
+        for folder in map(Path, ("", *sys.path)):
+            if (module := folder / f"{name}.py").is_file():
+                yield module
+                break
+            if (package := folder / name).is_dir():
+                yield from sorted(package.rglob("*.py"))
+                break
+
+
+def _file_digest(name: str | Path) -> str:
     with open(name, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,8 +1,9 @@
 """Ideal prefix-cache hits of a trace: which share of its blocks an LRU cache of a given size would find.
 
 Requests come in file order, one at a time, each as a list of block ids. A request matches the longest beginning of
-its list whose ids are all cached. Then each of its ids is touched, last to first, so that the tail of a chain is older
-than its head and is evicted before it; then the oldest are evicted until the cache fits.
+its prompt's list whose ids are all cached. Then each of its ids is touched, last to first, so that the tail of a chain
+is older than its head and is evicted before it; then the oldest are evicted until the cache fits. The answer of a
+session's turn is cached behind its prompt, for the next turn begins with both; other answers nobody asks for again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ class BlockTrace:
     offsets: Ints
     prompts: Ints
     block_size: int
+    num_asked: Ints | None = None
+    """Of each request's ids the first so many are looked up, behind them are its answer's; None: all are."""
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of the prompts, the partial last ones included."""
+        return len(self.ids) if self.num_asked is None else int((-(-self.prompts // self.block_size)).sum())
 
     @property
     def num_distinct(self) -> int:
@@ -89,14 +97,27 @@ def block_trace(trace: Trace, block_size: int = 16) -> BlockTrace | None:
         return BlockTrace(trace.hash_ids, trace.hash_offsets, trace.prompt, trace.hash_block_size)
     if trace.prefix_group is None and trace.session is None:
         return None
-    num_blocks = -(-trace.prompt // block_size)
+    num_asked, num_blocks = None, -(-trace.prompt // block_size)
+    if trace.session is not None:
+        # A partial block is found by nobody, even where an answer has filled it.
+        num_asked = np.where(trace.session < 0, num_blocks, trace.prompt // block_size)
+        num_blocks = np.maximum(num_blocks, _stored_tokens(trace) // block_size)
     offsets = np.concatenate(([0], np.cumsum(num_blocks)))
     if offsets[-1] > MAX_BLOCKS:
         raise ScenarioError(
             f"{trace.path}: {offsets[-1]} blocks of {block_size} tokens are too many for the prefix "
             f"curve ({MAX_BLOCKS}); look at a part of it (first, window)"
         )
-    return BlockTrace(_block_ids(trace, block_size, num_blocks, offsets), offsets, trace.prompt, block_size)
+    ids = _block_ids(trace, block_size, num_blocks, offsets)
+    return BlockTrace(ids, offsets, trace.prompt, block_size, num_asked)
+
+
+def _stored_tokens(trace: Trace) -> Ints:
+    """Of each row's text what a later turn may find: the prompt, of a session's turn the answer but its last token."""
+    import numpy as np
+
+    assert trace.session is not None
+    return trace.prompt + np.where(trace.session >= 0, trace.output - 1, 0)
 
 
 def _block_ids(trace: Trace, block_size: int, num_blocks: Ints, offsets: Ints) -> Ints:
@@ -119,12 +140,16 @@ def _shared_texts(trace: Trace) -> Iterable[tuple[Ints, Ints]]:
     """(whose text a prompt begins with, for how many tokens); a session's text comes behind its group's prefix."""
     import numpy as np
 
-    prefix = np.zeros_like(trace.prompt)
+    prefix, group = np.zeros_like(trace.prompt), np.full_like(trace.prompt, -1)
     if trace.prefix_group is not None and trace.prefix_tokens is not None:
         prefix = np.where(trace.prefix_group >= 0, trace.prefix_tokens, 0)
-        yield trace.prefix_group, prefix
+        group = np.where(prefix > 0, trace.prefix_group, -1)
+        yield group, prefix
     if trace.session is not None:
-        yield trace.session, trace.prompt
+        # Behind another prefix the same text makes other blocks.
+        texts = np.stack((trace.session, group, prefix))
+        codes = np.unique(texts, axis=1, return_inverse=True)[1].reshape(-1)
+        yield np.where(trace.session >= 0, codes, -1), _stored_tokens(trace)
 
 
 def prefix_hits(blocks: BlockTrace, capacity: int | None = None, order: Literal["rev", "fwd"] = "rev") -> PrefixHits:
@@ -140,7 +165,7 @@ def prefix_curve(
     if capacities is None:
         capacities = _default_capacities(num_distinct)
     requests = _requests(blocks, order)
-    bound = _infinite(requests)
+    bound = _infinite(requests, blocks.num_asked)
     curve = []
     for capacity in capacities:
         if capacity is not None and capacity < 1:
@@ -169,12 +194,12 @@ def _requests(blocks: BlockTrace, order: str) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise(offsets)]
 
 
-def _infinite(requests: list[list[int]]) -> list[int]:
+def _infinite(requests: list[list[int]], num_asked: Ints | None) -> list[int]:
     """Blocks each request matches if nothing is ever evicted: the bound of every cache."""
     cached: set[int] = set()
     matched = []
-    for ids in requests:
-        matched.append(next((index for index, id_ in enumerate(ids) if id_ not in cached), len(ids)))
+    for ids, num in zip(requests, map(len, requests) if num_asked is None else num_asked.tolist(), strict=True):
+        matched.append(next((index for index, id_ in enumerate(ids[:num]) if id_ not in cached), num))
         cached.update(ids)
     return matched
 
@@ -208,7 +233,7 @@ def _hits(blocks: BlockTrace, capacity: int | None, matched: list[int], num_evic
         hit_blocks=int(found.sum()),
         hit_blocks_capped=int(np.minimum(found, (prompts - 1) // size).sum()),
         hit_tokens=int(np.minimum(found * size, prompts).sum()),
-        total_blocks=len(blocks.ids),
+        total_blocks=blocks.total_blocks,
         total_tokens=int(prompts.sum()),
         num_evictions=num_evictions,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.types import NS_PER_S, ScenarioError
-from kvsim.workload.prefix_hits import BlockTrace, PrefixHits, block_trace, prefix_curve
+from kvsim.workload.prefix_hits import BlockTrace, PrefixHits, block_trace, prefix_curve, prefix_hits
 from kvsim.workload.trace import Trace
 from kvsim.workload.traces import load_trace
 
@@ -159,7 +159,7 @@ def _warnings(trace: Trace, blocks: BlockTrace | None) -> list[str]:
                 f"{short} of {len(shared)} requests with a shared prefix can never hit: their shared part "
                 f"is shorter than a block of {size} tokens"
             )
-    if blocks.num_distinct == len(blocks.ids):
+    if prefix_hits(blocks).hit_blocks == 0:
         warnings.append(f"no two prompts begin with the same block of {size} tokens: a prefix cache finds nothing")
     return warnings
 

@@ -309,3 +309,15 @@ def test_a_rate_far_below_0_is_not_infinite(rate: int) -> None:
     """Nor need it be one that Python writes out."""
     with pytest.raises(ScenarioError, match=r"workload.arrivals.request_rate: is .*; must be above 0"):
         scenario_from_dict({"workload": {"arrivals": {"request_rate": rate}}})
+
+
+@pytest.mark.parametrize(("prompt", "is_told"), [(99, False), (100, True)])
+def test_prompts_that_reach_the_limit_are_foretold_to_be_rejected(prompt: int, is_told: bool) -> None:
+    """One token below it a request completes, its output cut to one token."""
+    data = {
+        "scheduler": {"max_model_len": 100},
+        "workload": {"num_requests": 2, "lengths": {"type": "fixed", "prompt": prompt, "output": 50}},
+        "memory": {"num_gpu_blocks_override": 50},
+    }
+    assert any("all will be rejected" in text for text in scenario_from_dict(data).warnings) is is_told
+    assert kvsim.run(data).summary["num_rejected"] == 2 * is_told

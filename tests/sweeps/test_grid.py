@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,20 @@ def test_a_point_is_another_one_when_its_trace_changes(tmp_path) -> None:
     for last in ("30", "31"):
         trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,10,20\n1,10,{last}\n")
         base = scenario_from_dict({"workload": {"trace": str(trace)}})
+        keys.add(make_grid(base, {"allocator.block_size": [16]}, seeds=[1])[0].key)
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("place", ["mine.py", "mine/costs.py"])
+def test_a_point_is_another_one_when_own_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(place).parent.mkdir(exist_ok=True)
+    base = scenario_from_dict(SMALL | {"cost": {"type": f"{place.removesuffix('.py').replace('/', '.')}:Price"}})
+    keys = set()
+    for price in (1, 2, 1):
+        Path(place).write_text(f"class Price:\n    def step_ns(self, shape):\n        return {price}\n")
         keys.add(make_grid(base, {"allocator.block_size": [16]}, seeds=[1])[0].key)
     assert len(keys) == 2
 

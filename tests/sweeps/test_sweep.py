@@ -101,7 +101,7 @@ def test_warnings_are_those_of_the_points(tmp_path: Path, capsys: pytest.Capture
         f"warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: {path}:2:13: "
         "scheduler.preemption: is swap, and memory.swap_space is 0: victims are recomputed",
         "warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: "
-        "--vary scheduler.max_model_len=50: scheduler.max_model_len: is 50, and every request has at least 103 tokens: "
+        "--vary scheduler.max_model_len=50: scheduler.max_model_len: is 50, and every prompt has at least 100 tokens: "
         "all will be rejected",
         "warning: 2 of 4 points, the first is engine=paged, scheduler.max_model_len=50, seed=0: "
         "requests rejected because they can never be served: 3; the first is '0': "

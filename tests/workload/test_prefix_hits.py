@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,8 +105,41 @@ def test_k49_what_a_shared_system_prompt_saves() -> None:
 def test_groups_and_sessions_do_not_meet() -> None:
     trace = block_trace(grouped([32, 32, 48, 64], [16, 16, 16, 0], [0, 1, 0, -1], [-1, 5, 5, 6]))
     assert trace is not None
-    # Row 2 shares its first block with row 0 (group 0), and behind it row 1's session text, which began in group 1.
-    assert prefix_hits(trace).hit_blocks == 2
+    # Row 2 shares its first block with row 0 (group 0). Row 1's text of the session stands behind another group's
+    # prefix: a block is found by all that is before it, too.
+    assert prefix_hits(trace).hit_blocks == 1
+
+
+def test_a_turn_finds_the_answer_before_it() -> None:
+    """100 tokens and an answer of 100 leave 12 whole blocks of 16, the last token not being stored; 100 find 6."""
+    trace = grouped([100, 250, 100], [0, 0, 0], [-1, -1, -1], [0, 0, 0])
+    blocks = block_trace(replace(trace, output=np.array([100, 5, 7])))
+    assert blocks is not None
+    hits = prefix_hits(blocks)
+    assert (hits.hit_blocks, hits.hit_tokens, hits.total_blocks) == (12 + 6, 18 * 16, 7 + 16 + 7)
+
+
+MIXED = (
+    "arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens,session\n"
+    "0,32,9,a,16,\n100,32,1,b,16,x\n200,48,40,a,16,x\n300,90,1,a,16,x\n400,64,5,a,32,x\n500,80,5,,0,x\n600,85,5,a,32,x\n"
+)
+
+
+@pytest.mark.parametrize("name", ["sessions-sample.csv", "mixed.csv"])
+def test_an_endless_cache_finds_of_sessions_what_the_engine_finds(repo_root: Path, tmp_path: Path, name: str) -> None:
+    """In the mixed trace the turns of one session stand behind several prefixes."""
+    path = repo_root / "scenarios" / "traces" / name
+    if name == "mixed.csv":
+        path = tmp_path / name
+        path.write_text(MIXED)
+    scenario = {
+        "workload": {"trace": str(path)},
+        "memory": {"num_gpu_blocks_override": 100_000},
+        "allocator": {"enable_prefix_caching": True},
+        "scheduler": {"max_model_len": 20_000},
+    }
+    hits = trace_report(path).prefix_hits[-1]
+    assert run(scenario).summary["prefix_cache_hits"] == hits.hit_blocks_capped * 16
 
 
 def test_a_prefix_shorter_than_a_block_is_warned_about(tmp_path) -> None:  # type: ignore[no-untyped-def]
