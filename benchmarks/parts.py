@@ -9,10 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from kvsim.catalog import load_model
 from kvsim.cost.kernels import KernelCost
-from kvsim.memory.contiguous import ContiguousAllocator, placements
+from kvsim.memory.contiguous import ContiguousAllocator, Placement
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import AllocStatus
 from kvsim.workload.traces import load_trace
@@ -71,7 +72,7 @@ def placed(placement: str) -> Callable[[], int]:
 
 def main() -> None:
     parts = {"row of a trace": trace_rows(), "decode step priced": decode_steps()}
-    parts |= {f"request placed, {name}": placed(name) for name in placements()}
+    parts |= {f"request placed, {name}": placed(name) for name in get_args(Placement)}
     for name, run in parts.items():
         seconds = []
         for _ in range(NUM_RUNS):

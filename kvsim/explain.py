@@ -13,7 +13,7 @@ from typing import Any
 from kvsim.request import Request, Sequence
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import LIMITS, Preemption, StepOutcome, StepPlan
-from kvsim.types import NS_PER_S, KvsimError, Ns
+from kvsim.types import NS_PER_MS, NS_PER_S, KvsimError, Ns
 
 _FOR_MEMORY = ("blocks", "promises")
 """Reasons to wait of which the engine can say what is missing."""
@@ -338,4 +338,4 @@ def _forks(request: Request) -> str:
 
 
 def _span(ns: Ns) -> str:
-    return f"{ns / NS_PER_S:.3f} s" if ns >= NS_PER_S else f"{ns / 1e6:.3f} ms"
+    return f"{ns / NS_PER_S:.3f} s" if ns >= NS_PER_S else f"{ns / NS_PER_MS:.3f} ms"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvsim.scenario.fields import Custom, is_import_path
 from kvsim.scenario.own_code import CheckedCost, CheckedScheduler, CheckedSource, checked_allocator, checked_policy
-from kvsim.scenario.pool import Pool as Pool
+from kvsim.scenario.pool import Pool
 from kvsim.scenario.schema import (
     ContiguousMemory,
     ContinuousScheduler,

@@ -236,17 +236,12 @@ class KernelCost:
         return bool(self.times.extrapolated)
 
     def _decode_step(self, batch: int, context_tokens: int) -> float:
-        row = self._rows.get(batch)
-        if row is None:
-            row = self._rows[batch] = self._make_row(batch)
-        return row[0] + self._decode_attention(batch, context_tokens / batch)
+        return self._row(batch)[0] + self._decode_attention(batch, context_tokens / batch)
 
     def _decode_attention(self, batch: int, mean: float) -> float:
-        row = self._rows.get(batch)
-        if row is None:
-            row = self._rows[batch] = self._make_row(batch)
-        values = row[1]
+        values = self._row(batch)[1]
         i = bisect_right(_CTX, mean) - 1
+        # Nothing is said of contexts below the measured ones: their attention is hardly more than its launch.
         if mean > self._ctx_limit:
             self._note("decode_attention", "ctx_len", mean)
         if i > _LAST_CTX:
@@ -255,6 +250,12 @@ class KernelCost:
             return values[0]
         left = values[i]
         return left + (values[i + 1] - left) * (mean - _CTX[i]) / (_CTX[i + 1] - _CTX[i])
+
+    def _row(self, batch: int) -> tuple[float, list[float]]:
+        row = self._rows.get(batch)
+        if row is None:
+            row = self._rows[batch] = self._make_row(batch)
+        return row
 
     def _make_row(self, batch: int) -> tuple[float, list[float]]:
         """Fixed part and attention over the context nodes (ns) for one batch size."""

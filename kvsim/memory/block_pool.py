@@ -304,12 +304,12 @@ class BlockPool:
         ref = self.ref
         counts = picked(ref, block_ids)
         num_revived, num_unshared = counts.count(0), counts.count(1)
-        if num_revived or num_unshared:
-            for block_id in compress(block_ids, map((2).__gt__, counts)):
-                if not ref[block_id]:
-                    self.free.remove(block_id)
-                self.was_shared[block_id] = True
         for block_id, count in zip(block_ids, counts, strict=True):
+            if not count:
+                self.free.remove(block_id)
+            if count < 2:
+                # Not before: it may say where in the free list the block was.
+                self.was_shared[block_id] = True
             ref[block_id] = count + 1
         self.num_shared += num_unshared
         self.num_free -= num_revived
@@ -326,8 +326,8 @@ class BlockPool:
         if counts.count(1) < len(walk):
             if 0 in counts:
                 raise AllocatorError(f"block {walk[counts.index(0)]} is freed twice")
-            freed = list(compress(walk, map((1).__eq__, counts)))
-            for block_id, count in compress(zip(walk, counts, strict=True), map((1).__ne__, counts)):
+            freed = [block_id for block_id, count in zip(walk, counts, strict=True) if count == 1]
+            for block_id, count in zip(walk, counts, strict=True):
                 ref[block_id] = count - 1
             self.num_shared -= counts.count(2)
         for block_id in freed:

@@ -8,7 +8,7 @@ policy; where it lies is the placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from kvsim.memory.holes import Extent, make_space
 from kvsim.memory.interface import NO_MATCH, BlockCopy, KeyChain, PrefixMatch, RegionMove, Transfer, Usage
@@ -337,8 +337,3 @@ class ContiguousAllocator:
 def num_moved_slots(moves: Sequence[RegionMove]) -> int:
     """Slots that a compaction copies: what `StepShape.num_moved_slots` prices."""
     return sum(move.num_tokens for move in moves)
-
-
-def placements() -> tuple[Placement, ...]:
-    """The names `placement` takes."""
-    return cast(tuple[Placement, ...], get_args(Placement))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kvsim.memory.block_table import BlockTable
 
 
+_ANY_LENGTH = 1 << 62
+"""More tokens than any text has: asked how many whole blocks of it there are, a text says all."""
+
+
 class NamespaceLike(Protocol):
     """Anything with a LoRA id and a cache salt, such as `kvsim.request.Namespace`."""
 
@@ -217,7 +221,7 @@ class PrefixIndex:
         """The earliest registered carrier of each leading block, up to the first that nobody carries."""
         found: list[BlockId] = []
         run, place = self.root
-        end = min(max_blocks, keys.num_full_blocks(1 << 62))
+        end = min(max_blocks, keys.num_full_blocks(_ANY_LENGTH))
         while len(found) < end:
             branches = run.branches.get(place)
             branch = branches.get(keys.link(len(found))) if branches else None

@@ -32,41 +32,37 @@ def int_array(values: Seq[int]) -> IntArray:
 
 
 class RowTable:
-    """Rows of integers under named columns; kept as numpy chunks, or only passed on by `take_chunk`.
+    """Rows of integers under named columns, kept as numpy chunks; a row costs one tuple until its chunk is made.
 
-    A row costs one tuple until its chunk is taken. `narrow` tables keep each chunk's columns in the smallest type that
-    holds them: for what is kept of every request and read once.
+    `narrow` tables keep each chunk's columns in the smallest type that holds them: for what is kept of every request
+    and read once.
     """
 
-    def __init__(self, names: tuple[str, ...], *, keep: bool = True, narrow: bool = False) -> None:
+    def __init__(self, names: tuple[str, ...], *, narrow: bool = False) -> None:
         self.names = names
-        self.keep = keep
         self.narrow = narrow
         self.rows: list[tuple[int, ...]] = []
+        """Those that are not in a chunk yet."""
         self.chunks: list[IntArray] = []
         self._narrow_chunks: list[list[IntArray]] = []
 
-    def take_chunk(self) -> IntArray | None:
-        """The pending rows as a matrix (rows x columns), None if there are none; kept if the table keeps rows."""
-        if not self.rows:
-            return None
-        num_rows, num_columns = len(self.rows), len(self.names)
-        numbers = int_array(tuple(chain.from_iterable(self.rows)))
-        chunk = numbers.reshape(num_rows, num_columns).copy()
-        self.rows.clear()
-        if self.keep:
-            self.add_chunk(chunk)
-        return chunk
+    def take_chunk(self) -> None:
+        """Make a chunk of the pending rows, if there are any."""
+        if self.rows:
+            numbers = int_array(tuple(chain.from_iterable(self.rows)))
+            self.rows.clear()
+            self.add_chunk(numbers.reshape(-1, len(self.names)).copy())
 
     def add_chunk(self, chunk: IntArray) -> None:
-        """Rows that are columns already (rows x columns), behind those whose chunk was taken; they are kept."""
+        """Rows that are columns already (rows x columns), behind those that are in chunks."""
         if self.narrow:
             self._narrow_chunks.append([_narrowed(column) for column in chunk.T])
         else:
             self.chunks.append(chunk)
 
     def matrix(self) -> IntArray:
-        """All kept rows (rows x columns); call `take_chunk` first."""
+        """All rows (rows x columns)."""
+        self.take_chunk()
         if self._narrow_chunks:
             return np.column_stack([self.column(name) for name in self.names])
         if not self.chunks:
@@ -76,7 +72,8 @@ class RowTable:
         return self.chunks[0]
 
     def column(self, name: str) -> IntArray:
-        """One column of all kept rows, without putting the whole table together; call `take_chunk` first."""
+        """One column of all rows, without putting the whole table together."""
+        self.take_chunk()
         index = self.names.index(name)
         parts = [columns[index] for columns in self._narrow_chunks] or [chunk[:, index] for chunk in self.chunks]
         if not parts:

@@ -18,7 +18,7 @@ import numpy as np
 from kvsim.metrics.columns import CHUNK_ROWS, IntArray
 from kvsim.metrics.percentiles import FloatArray
 from kvsim.metrics.recorder import Recorder
-from kvsim.metrics.requests import NEVER, STATUS_CODE, STATUSES, EndedRequests
+from kvsim.metrics.requests import NEVER, STATUS_CODE, STATUSES
 from kvsim.metrics.steps import LOAD_FIELDS, MEMORY_FIELDS, TRAFFIC_FIELDS, column_of
 from kvsim.request import Status
 from kvsim.types import NS_PER_MS, NS_PER_S
@@ -80,25 +80,19 @@ def step_columns(recorder: Recorder) -> dict[str, Column]:
 def request_columns(recorder: Recorder) -> dict[str, Column]:
     """The request table in order of submission, unfinished requests included."""
     ended = recorder.ended
-    ended.table.take_chunk()
-    matrix = ended.table.matrix()
-    order = np.argsort(matrix[:, EndedRequests.FIELDS.index("index")])
-    matrix = matrix[order]
+    order = np.argsort(ended.table.column("index"))
 
     def field(name: str) -> IntArray:
-        values: IntArray = matrix[:, EndedRequests.FIELDS.index(name)]
-        return values
+        return ended.table.column(name)[order]
 
     places = order.tolist()
     arrival, scheduled = field("arrival_ns"), field("first_scheduled_ns")
     first, finish, num_gaps = field("first_token_ns"), field("finish_ns"), field("longest_output") - 1
     codes = field("status")
     done, is_rejected = codes == STATUS_CODE[Status.FINISHED], codes == STATUS_CODE[Status.REJECTED]
-    columns: dict[str, Column] = {
+    derived: dict[str, Column] = {
         "request_id": [ended.request_ids[place] for place in places],
         "arrival_s": arrival / NS_PER_S,
-        "prompt_tokens": field("prompt_tokens"),
-        "output_tokens": field("output_tokens"),
         "status": [STATUSES[code] for code in codes.tolist()],
         "reason": [ended.reasons[place] for place in places],
         "first_scheduled_s": np.where(scheduled != NEVER, scheduled / NS_PER_S, np.nan),
@@ -109,9 +103,7 @@ def request_columns(recorder: Recorder) -> dict[str, Column]:
         "e2el_ms": np.where(done, (finish - arrival) / NS_PER_MS, np.nan),
         "queue_ms": np.where(scheduled != NEVER, (scheduled - arrival) / NS_PER_MS, np.nan),
     }
-    for name in REQUEST_COLUMNS[len(columns) :]:
-        columns[name] = field(name)
-    return columns
+    return {name: derived[name] if name in derived else field(name) for name in REQUEST_COLUMNS}
 
 
 def write_table(path: Path, columns: Mapping[str, Column]) -> None:

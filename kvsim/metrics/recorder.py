@@ -340,7 +340,7 @@ class Recorder:
         if self.keeps_steps:
             self.steps.add_chunk(chunk)
         check_chunk(chunk, self.capacity, totals.num_steps)
-        self.integrals.add(chunk, [plan.head_wait for plan, *_ in planned])
+        self.integrals.add(chunk, [plan.head_wait for plan, _, _, _, _ in planned])
         totals.add(chunk)
 
     def close(self, not_arrived: Iterable[Request] = ()) -> None:

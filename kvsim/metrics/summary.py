@@ -68,7 +68,6 @@ class RequestColumns:
     """Per-request arrays of the requests that ended; latencies are those of the completed ones."""
 
     def __init__(self, ended: EndedRequests) -> None:
-        ended.table.take_chunk()
         self._table = ended.table
         status = ended.table.column("status")
         self.completed = status == STATUS_CODE[Status.FINISHED]
@@ -147,7 +146,6 @@ def _rate(amount: int, duration_s: float) -> float | None:
 
 
 def _latencies(requests: RequestColumns, recorder: Recorder) -> dict[str, Any]:
-    recorder.gaps.table.take_chunk()
     gaps = recorder.gaps.table
     # One sample at a time: a million requests are to fit beside nothing but their columns.
     samples: dict[str, Callable[[], tuple[FloatArray, IntArray | None]]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
-from typing import Any
 
 from kvsim.memory.interface import BlockCopy, BlockMove
 from kvsim.request import Group, Sequence
@@ -26,15 +25,9 @@ UNLIMITED = 1 << 62
 """A token budget that no step exhausts."""
 
 
-def _defaults_after(plan_type: type[StepPlan] | type[StepShape], field: str) -> tuple[Any, ...]:
-    rest = plan_type._fields[plan_type._fields.index(field) + 1 :]
-    return tuple(plan_type._field_defaults[name] for name in rest)
-
-
-# A plan is made at every step, and a call with two dozen arguments takes twice as long as filling its tuple.
+# A plan is made at every step, and a call with two dozen arguments takes several times as long as filling its tuple:
+# so plans and outcomes are filled field by field, in order.
 _new = tuple.__new__
-_PLAN_REST = _defaults_after(StepPlan, "tick")
-_SHAPE_REST = _defaults_after(StepShape, "num_alloc_decisions")
 
 
 class PendingStep:
@@ -121,13 +114,11 @@ class PlanBuilder(PendingStep):
         updates: tuple[TableUpdate, ...],
         counts: tuple[int, int, int, int],
     ) -> StepPlan:
-        """The plan; most steps hold nothing but decodes that go on, and cost accordingly."""
-        prefills, copies, skipped = self.prefills, self.copies, self.skipped
-        is_quiet = not (prefills or self.preempted or self.resumed or skipped or copies)
+        copies = self.copies
         shape = (
             self.num_bulk + len(self.decodes),
             context_tokens,
-            () if is_quiet else tuple([(start, num_tokens) for _, start, num_tokens, _ in prefills]),
+            tuple([(start, num_tokens) for _, start, num_tokens, _ in self.prefills]),
             len(copies),
             sum(copy.num_tokens for copy in copies) if copies else 0,
             len(self.swap_out),
@@ -135,24 +126,25 @@ class PlanBuilder(PendingStep):
             self.num_new_entries,
             self.num_new_rows,
             num_table_entries,
-            0,
+            0,  # num_moved_slots
             self.num_new_rows,
+            (0, 0),  # padded_batch
         )
         plan = (
             self.step,
-            _new(StepShape, shape + _SHAPE_REST),
+            _new(StepShape, shape),
             self.is_decode_tick,
             decodes,
-            () if is_quiet else tuple(prefills),
-            () if is_quiet else tuple(self.admitted),
-            () if is_quiet else tuple(self.resumed),
+            tuple(self.prefills),
+            tuple(self.admitted),
+            tuple(self.resumed),
             tuple(self.grown),
-            () if is_quiet else tuple(self.preempted),
-            (),
-            () if is_quiet else tuple(skipped),
-            () if is_quiet else tuple(copies),
-            () if is_quiet else tuple(self.swap_out),
-            () if is_quiet else tuple(self.swap_in),
+            tuple(self.preempted),
+            (),  # rejected
+            tuple(self.skipped),
+            tuple(copies),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
             updates,
             *counts,
             self.waits_for_memory,
@@ -160,8 +152,12 @@ class PlanBuilder(PendingStep):
             self.head_wait,
             self.num_crossed,
             self.tick,
+            (),  # released
+            (),  # moves
+            0,  # num_superfluous
+            False,  # is_quiet
         )
-        return _new(StepPlan, plan + _PLAN_REST)
+        return _new(StepPlan, plan)
 
     @property
     def head(self) -> tuple[bool, int, str]:
@@ -290,8 +286,8 @@ class OutcomeBuilder:
             tuple(self.forks),
             tuple(self.finished_requests),
             tuple(self.delivered),
-            (),
-            (),
+            (),  # retained
+            (),  # released
             tuple(self.held_back),
         )
         return _new(StepOutcome, outcome)

@@ -107,7 +107,8 @@ def predict(
     Raises ScenarioError if the workload does not match the run.
     """
     from kvsim.metrics.export import request_columns, step_columns
-    from kvsim.registry import Pool, make_allocator, make_scheduler
+    from kvsim.registry import make_allocator, make_scheduler
+    from kvsim.scenario.pool import Pool
     from kvsim.sim.run import simulate
     from kvsim.workload.builder import trace_source
     from kvsim.workload.spec import WorkloadSpec

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import num_lines
 
-from kvsim.memory.contiguous import ContiguousAllocator, NoHole, num_moved_slots, placements
+from kvsim.memory.contiguous import ContiguousAllocator, NoHole, Placement, num_moved_slots
 from kvsim.memory.interface import KVAllocator, RegionMove
 from kvsim.memory.journal import Journal, double_decrements, life_of, never_returned
 from kvsim.testing import check_allocator
@@ -279,7 +281,7 @@ class FlatModel:
         return fitting[0][0] if fitting else None
 
 
-@pytest.mark.parametrize("placement", placements())
+@pytest.mark.parametrize("placement", get_args(Placement))
 @given(num_slots=st.integers(1, 200), operations=OPERATIONS)
 def test_laws_hold_after_any_history(placement, num_slots, operations):
     allocator = ContiguousAllocator(num_slots, placement=placement, compaction="on_demand")
@@ -336,7 +338,7 @@ def test_laws_hold_after_any_history(placement, num_slots, operations):
     assert allocator.holes() == ContiguousAllocator(num_slots, placement=placement).holes()
 
 
-@pytest.mark.parametrize("placement", placements())
+@pytest.mark.parametrize("placement", get_args(Placement))
 def test_a_call_costs_the_same_late_in_a_long_run(placement):
     allocator = ContiguousAllocator(131_072, placement=placement)
     live = []

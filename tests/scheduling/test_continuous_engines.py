@@ -15,11 +15,11 @@ from scheduling.stepping import drive, paged, request
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.memory.paged import PagedAllocator
 from kvsim.request import Group, Request, Sequence
-from kvsim.scheduling.builder import quiet_plan
+from kvsim.scheduling.builder import OutcomeBuilder, PlanBuilder, quiet_plan
 from kvsim.scheduling.continuous import LivelockError
 from kvsim.scheduling.no_evict import NoEvictScheduler
 from kvsim.scheduling.paged import PagedScheduler
-from kvsim.scheduling.plan import StepOutcome, StepPlan, StepShape
+from kvsim.scheduling.plan import Admission, PrefillChunk, StepOutcome, StepPlan, StepShape
 from kvsim.scheduling.policies import Running
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
@@ -432,3 +432,30 @@ def test_heads_wait_for_the_same_in_both_loops(keywords: dict[str, Any]) -> None
         assert calendar == heads(seed, "plain")
         waits.update(head_wait for *_, head_wait in calendar)
     assert waits["blocks"] > 50 or "gate" in keywords
+
+
+def test_built_plans_and_outcomes_have_every_field() -> None:
+    seq = Sequence(5, request("r", 16, 8))
+    step = PlanBuilder(7, 4, 100, 50)
+    step.num_bulk = 2
+    step.prefills.append(PrefillChunk(seq, 3, 13, True))
+    step.admitted.append(Admission(seq, 3, False))
+    step.waits_for_memory, step.head_slots, step.head_wait = True, 32, "blocks"
+    assert step.build(40, 9, None, (), (2, 3, 1, 0)) == StepPlan(
+        7,
+        StepShape(2, 40, ((3, 13),), num_table_entries=9),
+        is_decode_tick=True,
+        prefills=(PrefillChunk(seq, 3, 13, True),),
+        admitted=(Admission(seq, 3, False),),
+        num_running=2,
+        num_sequences=3,
+        num_waiting=1,
+        waits_for_memory=True,
+        head_slots=32,
+        head_wait="blocks",
+        tick=4,
+    )
+    outcome = OutcomeBuilder(6)
+    outcome.started.append(seq)
+    outcome.held_back.append(seq)
+    assert outcome.build() == StepOutcome(6, started=(seq,), held_back=(seq,))
