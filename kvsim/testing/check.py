@@ -42,6 +42,7 @@ def check_allocator(
             stateful_step_count=num_steps,
             phases=phases,
             derandomize=derandomize,
+            report_multiple_bugs=False,
             **options,
         ),
     )

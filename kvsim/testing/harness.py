@@ -77,6 +77,11 @@ class Harness:
         """Commands done, each followed by a comparison of everything."""
 
     @property
+    def history(self) -> str:
+        """What the allocator was told so far, and what it answered: a line for each command."""
+        return "\n".join(self._typed.history)
+
+    @property
     def sequences(self) -> dict[SeqId, ModelSequence]:
         return self.model.sequences
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -148,6 +150,8 @@ class AllocatorMachine(RuleBasedStateMachine):
                 self.harness.register(returned_id)
 
     def teardown(self) -> None:
+        if sys.exc_info()[0] is not None:
+            note(f"As the allocator was told it:\n{self.harness.history}")
         type(self).num_steps += self.harness.num_checks
 
     def _allocate(self, prompt: tuple[int, ...], namespace: int, watermark: int) -> None:

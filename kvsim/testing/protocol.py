@@ -67,6 +67,17 @@ METHODS = {
 }
 """What each method returns; None: what it returns is not read."""
 
+SEQUENCES_OF: dict[str, Callable[..., Iterable[Any]]] = {
+    "allocate": lambda seq_id, *_: (seq_id,),
+    "append_slots": lambda seq_id, *_: (seq_id,),
+    "register": lambda *_: (),
+    "fork": lambda _, child_id: (child_id,),
+    "free": lambda *_: (),
+    "swap_out": lambda seq_ids: seq_ids,
+    "swap_in": lambda seq_ids: seq_ids,
+}
+"""The commands, and whose tables each may make or change."""
+
 UNCLAIMED = {"fork": "fork", "swap_out": "swap", "swap_in": "swap", "match_prefix": "prefix_cache"}
 """Methods of which nothing is asked if the feature is not claimed."""
 
@@ -79,6 +90,8 @@ class Typed:
             raise LawViolation(f"protocol: the factory returned the class {allocator.__name__}, not an allocator")
         self._allocator = allocator
         self._name = type(allocator).__name__
+        self.history: list[str] = []
+        """Every command, with what came of it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:
@@ -105,6 +118,22 @@ class Typed:
             raise LawViolation(f"protocol: {self._name}.{name} is {_shown(method)}; it is a method")
 
         def call(*args: Any, **keywords: Any) -> Any:
+            if name not in SEQUENCES_OF:
+                return checked(*args, **keywords)
+            prefix = keywords.get("prefix")
+            hit = f", hit {list(prefix.block_ids)}" if prefix is not None and prefix.num_tokens else ""
+            self.history.append(f"{name}({', '.join(map(repr, args))}{hit})")
+            try:
+                value = checked(*args, **keywords)
+            except Exception as error:
+                self.history[-1] += f" raises {type(error).__name__}"
+                raise
+            self.history[-1] += f" -> {_shown(value)}" if wanted is not None else ""
+            for seq_id in SEQUENCES_OF[name](*args):
+                self.history[-1] += f"; table of {seq_id!r}: {self._table_of(seq_id)}"
+            return value
+
+        def checked(*args: Any, **keywords: Any) -> Any:
             try:
                 value = method(*args, **keywords)
             except TypeError:
@@ -118,6 +147,12 @@ class Typed:
             return value if wanted is None else self._checked(name, "returned", value, wanted)
 
         return call
+
+    def _table_of(self, seq_id: Any) -> str:
+        try:
+            return _shown(list(self._allocator.block_table(seq_id)))
+        except Exception:  # What is wrong with it is told by the comparison that follows.
+            return "?"
 
     def _missing(self, name: str, error: NotImplementedError) -> LawViolation:
         why = f": {error}" if str(error) else ""

@@ -371,3 +371,40 @@ def test_an_engine_may_have_its_own_copies_and_compiled_methods() -> None:
 
     with pytest.raises(TypeError, match="NoneType"):
         check_allocator(Broken, max_examples=30, shrink=False)
+
+
+class OneBlockAtMost(PagedAllocator):
+    """Two faults: a catch-up takes one block, however many it needs; and the host's order of two sequences is mixed."""
+
+    def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
+        return super().append_slots(seq_id, min(num_tokens, self.block_size))
+
+    def swap_out(self, seq_ids: Any) -> Any:
+        moves = super().swap_out(seq_ids)
+        return moves and tuple(BlockMove(move.dst, move.src) for move in moves)
+
+
+def test_a_violation_tells_the_history_as_the_allocator_was_told_it() -> None:
+    """One violation, though there are two faults, and behind it every command with what came of it."""
+    with pytest.raises(LawViolation) as raised:
+        check_allocator(lambda: OneBlockAtMost(10, 4, num_host_blocks=4), max_examples=60, shrink=False)
+    told = "\n".join(raised.value.__notes__)
+    history = told.split("As the allocator was told it:\n")[1].splitlines()
+    assert re.fullmatch(r"allocate\('s1', \d+\); table of 's1': \[[\d, ]+\]", history[0])
+    command = r"(append_slots\('s\d+', \d+\) -> .*|swap_out\(\[.*\]\) -> .*); table of 's\d+': \[[\d, ]+\].*"
+    assert re.fullmatch(command, history[-1])
+
+
+def test_a_hit_and_a_refusal_stand_in_the_history() -> None:
+    harness = Harness(PagedAllocator(3, 4, enable_prefix_caching=True))
+    text = tuple(range(40))
+    harness.allocate("A", text, 6)
+    harness.register("A")
+    harness.allocate("B", text, 6)
+    harness.append("A", 6)
+    assert harness.history.splitlines() == [
+        "allocate('A', 6); table of 'A': [0, 1]",
+        "register('A', 6)",
+        "allocate('B', 6, hit [0]); table of 'B': [0, 2]",
+        "append_slots('A', 6) raises OutOfBlocks",
+    ]
