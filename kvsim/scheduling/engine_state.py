@@ -155,8 +155,9 @@ class EngineState:
     def _can_grow_plainly(self) -> bool:
         """A member of the calendar that crosses takes exactly one block, and nobody asks for detail or the order."""
         is_watched = self.detail or getattr(self.allocator, "journal", None) is not None
-        can_do_many = stands_for(self.allocator, "grow_each", ("append_slots", "can_append", "register"))
-        return can_do_many and not is_watched and not getattr(self.allocator, "window_blocks", 0)
+        can_grow = stands_for(self.allocator, "grow_each", ("append_slots", "can_append"))
+        can_fill = stands_for(self.allocator, "fill_each", ("append_slots", "register"))
+        return can_grow and can_fill and not is_watched and not getattr(self.allocator, "window_blocks", 0)
 
     def _can_remember_refusals(self) -> bool:
         """Whether the head of the line gets its blocks depends on how many are free, and on nothing else that moves."""

@@ -90,10 +90,13 @@ class VllmV1Scheduler(ContinuousScheduler):
             self._register_member(seq, num_tokens)
 
     def _reset(self, seq: Sequence) -> None:
-        """A victim that had its turn computes nothing in this step, so nobody may hit the blocks it registered."""
-        if self.enable_prefix_caching and not self.upstream_faults:
-            allocator: Any = self.allocator
-            allocator.unregister(seq.seq_id, seq.num_computed_tokens)
+        """A victim that had its turn computes nothing in this step, so nobody may hit the blocks it registered.
+
+        An allocator that has no `unregister` keeps them.
+        """
+        unregister = getattr(self.allocator, "unregister", None)
+        if self.enable_prefix_caching and not self.upstream_faults and unregister is not None:
+            unregister(seq.seq_id, seq.num_computed_tokens)
         super()._reset(seq)
 
     def _note_planned(self, seq: Sequence, end: int) -> None:

@@ -10,9 +10,12 @@ import pytest
 from support import StepCost, request
 
 from kvsim.memory import PagedAllocator
-from kvsim.memory.interface import stands_for
+from kvsim.memory.interface import KVAllocator, stands_for
+from kvsim.metrics.export import step_columns
 from kvsim.runs import run
 from kvsim.scheduling.paged import PagedScheduler
+from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
+from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
 from kvsim.sim.run import simulate
 from kvsim.types import AllocStatus, OutOfBlocks
 from kvsim.workload.source import ListSource
@@ -50,6 +53,67 @@ def test_both_loops_ask_what_was_written_anew(kind: type[PagedAllocator]) -> Non
     calendar = steps_of(kind(40, 16), "calendar")
     assert calendar == steps_of(kind(40, 16), "plain")
     assert calendar != steps_of(PagedAllocator(40, 16), "calendar")
+
+
+class Told(PagedAllocator):
+    """Counts how often it is told of text."""
+
+    num_told = 0
+
+    def register(self, seq_id: Any, num_tokens: int) -> None:
+        self.num_told += 1
+        super().register(seq_id, num_tokens)
+
+
+class ToldAndMany(Told):
+    """Has its own way to let many grow, too."""
+
+    def grow_each(self, seq_ids: Any) -> int:
+        return super().grow_each(seq_ids)
+
+
+class Delegating:
+    """The methods of the protocol and no others, and a prefix cache."""
+
+    block_size = 16
+    enable_prefix_caching = True
+
+    def __init__(self, num_blocks: int) -> None:
+        self.inner = PagedAllocator(num_blocks, 16, enable_prefix_caching=True, free_list="lru")
+        for name in vars(KVAllocator):
+            if callable(getattr(self.inner, name, None)) and not name.startswith("_"):
+                setattr(self, name, getattr(self.inner, name))
+
+    @property
+    def num_blocks(self) -> int:
+        return self.inner.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.inner.num_free_blocks
+
+
+def cached_run(kind: type[PagedScheduler] | type[VllmV1Scheduler], allocator: Any) -> tuple[int, list[Any]]:
+    """Preemptions, and the steps, of requests that do not fit together."""
+    scheduler = kind(allocator, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=600)
+    source = ListSource([request(f"r{i}", 20 + i, 60 + 9 * i, 5.0 * (i // 2)) for i in range(12)])
+    simulation = simulate(scheduler, StepCost(), source, record=("steps", "requests"))
+    num_preemptions = sum(step_columns(simulation.recorder)["num_preempted"])
+    return num_preemptions, [tuple(row) for row in simulation.recorder.steps.matrix().tolist()]
+
+
+@pytest.mark.parametrize("kind", [PagedScheduler, VllmV1Scheduler, VllmV1AsyncScheduler])
+def test_the_protocol_is_all_that_an_allocator_with_a_prefix_cache_needs(kind: Any) -> None:
+    built_in = cached_run(kind, PagedAllocator(40, 16, enable_prefix_caching=True, free_list="lru"))
+    assert built_in[0] > 0
+    assert cached_run(kind, Delegating(40)) == built_in
+
+
+@pytest.mark.parametrize("kind", [PagedScheduler, VllmV1Scheduler])
+def test_who_registers_in_its_own_way_is_told_of_every_block(kind: Any) -> None:
+    one_by_one, many = (cls(80, 16, enable_prefix_caching=True) for cls in (Told, ToldAndMany))
+    assert cached_run(kind, one_by_one) == cached_run(kind, many)
+    assert one_by_one.num_told == many.num_told > 0
 
 
 def test_a_shortcut_stands_for_the_calls_it_was_written_with() -> None:
