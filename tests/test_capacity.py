@@ -449,6 +449,8 @@ def test_a_family_that_cannot_be_counted_needs_two_terms(tmp_path, capsys):
         (["--gpu", "t5"], "unknown GPU 't5'; did you mean t4.* Its memory will do too, such as --gpu 24GiB"),
         (["--gpu", "24XB"], "--gpu 24XB: the unit 'XB' is none of"),
         (["--gpu", "0GiB"], "--gpu 0GiB: must be above 0"),
+        (["--gpu", "80"], "--gpu 80: is 80 bytes; say the unit too, such as 80GiB"),
+        (["--gpu", "l4", "--weight-bytes", "15"], "--weight-bytes 15: is 15 bytes; say the unit too"),
         (["--gpu", "l4", "--weight-bytes", "many"], "--weight-bytes many: "),
         (["--gpu", "l4", "--weight-bytes", "-1GiB"], "--weight-bytes -1GiB: must be at least 0"),
     ],

@@ -138,7 +138,8 @@ class CapacityReport:
         ]
         lines = [f"{label:<30}{size / GIB:>10.2f} GiB{remark}" for label, size, remark in rows if size is not None]
         lines.append(f"{'one token':<30}{self.bytes_per_token:>10,} bytes ({self.kv_cache_dtype})")
-        lines.append(f"{f'one block of {self.block_size} tokens':<30}{self.block_bytes:>10,} bytes")
+        block = f"one block of {self.block_size} token{'s' * (self.block_size > 1)}"
+        lines.append(f"{block:<30}{self.block_bytes:>10,} bytes")
         lines.append(f"{'blocks':<30}{self.num_gpu_blocks:>10,}")
         if self.num_cpu_blocks:
             lines.append(f"{'blocks of swap space':<30}{self.num_cpu_blocks:>10,}")

@@ -138,4 +138,6 @@ def _size(option: str, text: str, *, least: int = 1) -> int:
         raise ScenarioError(f"{option} {text}: {error}") from None
     if size < least:
         raise ScenarioError(f"{option} {text}: must be {'above' if least else 'at least'} 0, such as 16GiB")
+    if 0 < size < 1024 and text.strip()[-1].isdecimal():
+        raise ScenarioError(f"{option} {text}: is {size} bytes; say the unit too, such as {text.strip()}GiB")
     return size
