@@ -59,8 +59,7 @@ def command(
     unfitted = compare(run, predict(run, workload, setting))
     for text in unfitted.warnings:
         console.warn(text)
-    if not no_plots and not as_json:
-        draw(unfitted, plot)
+    is_drawn = not no_plots and not as_json and draw(unfitted, plot)
     fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
     if as_json:
         document = unfitted.as_dict()
@@ -72,7 +71,7 @@ def command(
     console.say(_text("unfitted: the profile as it is", unfitted))
     if fitted is not None:
         console.say(_text(f"fitted to this very run: {fitted[1].short()}", fitted[0]))
-    if not no_plots:
+    if is_drawn:
         console.say(f"\nwrote {plot}")
 
 

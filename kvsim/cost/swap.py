@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvsim.files import save_picture
 from kvsim.types import NS_PER_S, NS_PER_US, Ns
 
 
@@ -101,5 +102,5 @@ def plot_swap_and_recompute(
     axes.set(xlabel="block size (tokens)", ylabel="ms", ylim=(0, None), title=f"Bringing {num_tokens:,} tokens back")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
     plt.close(figure)

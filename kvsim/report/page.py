@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import html
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.files import whole_file
 from kvsim.result import CompareResult, RunResult, text_of
 
 if TYPE_CHECKING:
@@ -431,11 +431,6 @@ def _scenario(folder: Path | None) -> str:
 
 
 def _put(path: Path, text: str) -> Path:
-    """Write the file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
     return path

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvsim.files import whole_file
 from kvsim.reproduce import (
     beyond,
     differences,
@@ -160,13 +160,9 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path) -> None:
         picture = new_figure(3.6, fits_itself=True)
         figure.draw(picture, rows)
         picture.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save(picture, temporary)
-    temporary.replace(path)
+    save(picture, path)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """A file is there whole, or as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(content)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.files import save_picture
 from kvsim.validate_run.metrics import METRICS, measured_metrics
 from kvsim.validate_run.prediction import Prediction
 from kvsim.validate_run.recorded import RecordedRun
@@ -130,8 +131,8 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
     return series, errors
 
 
-def plot(comparison: Comparison, path: str | Path) -> None:
-    """Running, waiting and KV usage over time, predicted and measured, as one picture."""
+def plot(comparison: Comparison, path: str | Path) -> bool:
+    """Running, waiting and KV usage over time, predicted and measured, as one picture; False if nothing was logged."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -139,7 +140,7 @@ def plot(comparison: Comparison, path: str | Path) -> None:
 
     names = [name for name in _SERIES if name in comparison.series]
     if not names:
-        return
+        return False
     labels = {"running": "running requests", "waiting": "waiting requests", "kv_cache_pct": "KV usage (%)"}
     figure, axes = plt.subplots(len(names), 1, figsize=(8, 2.6 * len(names)), sharex=True, squeeze=False)
     for axis, name in zip(axes[:, 0], names, strict=True):
@@ -151,5 +152,6 @@ def plot(comparison: Comparison, path: str | Path) -> None:
         axis.legend(fontsize=8)
     axes[-1, 0].set_xlabel("seconds after the first request")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
     plt.close(figure)
+    return True

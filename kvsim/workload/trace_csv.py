@@ -16,6 +16,7 @@ from kvsim.types import NS_PER_S
 from kvsim.workload.trace import Trace
 from kvsim.workload.trace_files import (
     EXACT_SECONDS,
+    MAX_SAMPLES,
     MAX_SECONDS,
     MAX_TOKENS,
     BadRow,
@@ -230,7 +231,7 @@ def _cell(kind: str, column: str, text: str) -> int:
         case "max":
             return 0 if not text.strip() else parse_int(column, text, 1)
         case "samples":
-            return 1 if not text.strip() else parse_int(column, text, 1, 10_000)
+            return 1 if not text.strip() else parse_int(column, text, 1, MAX_SAMPLES)
         case "priority":
             return 0 if not text.strip() else parse_int(column, text, -MAX_TOKENS)
         case _:
@@ -312,7 +313,7 @@ class _Columns:
                 return np.rint(times * NS_PER_S).astype(np.int64)
         numbers = np.array(cells, dtype=np.float64)
         low = 1 if column.kind in ("tokens", "samples", "max") else -MAX_TOKENS if column.kind == "priority" else 0
-        high = 10_000 if column.kind == "samples" else MAX_TOKENS
+        high = MAX_SAMPLES if column.kind == "samples" else MAX_TOKENS
         if not (np.all(numbers >= low) and np.all(numbers <= high) and np.all(numbers == np.floor(numbers))):
             raise ValueError
         return numbers.astype(np.int64)
