@@ -617,6 +617,7 @@ TRACE = "arrival_s,prompt_tokens,output_tokens\n0,10,20\n1,10,30\n"
         (["--picture", "t.csv"], ["--picture t.csv: is the file that is read"]),
         (["--picture", "none/p.png"], ["there is no folder none"]),
         (["--to", "a" * 300], ["cannot be written"]),
+        (["--chars-per-token", "1e-9", "--format", "sharegpt"], ["chars_per_token is 1e-09", "from 0.01 to 1,000"]),
     ],
 )
 def test_trace_output(here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: list[str]) -> None:
