@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    {"types", "tokens", "request"},
+    {"types", "tokens", "request", "files"},
     {"memory"},
     {"scheduling"},
     {"workload", "cost", "attention", "catalog", "capacity"},

@@ -204,6 +204,12 @@ EDITS = [
     ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: [1, x]}", "sweep.seeds[1]: is 'x'", "must be a whole number"),
     ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: [-1]}", "sweep.seeds[0]: is -1", "must be at least 0"),
     ("horizon: null", "sweep: {vary: {seed: [1]}, seeds: 0}", "sweep.seeds: is 0", "must be at least 1"),
+    (
+        "{n: 1}",
+        "{n: 1}\n  priorities: {3000000000: 1}",
+        "s.yaml:14:16: workload.priorities.3000000000",
+        "2,147,483,648",
+    ),
     # blocks that are something else
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: 5", "allocator: is 5", "it takes keys: type"),
     ("allocator: {block_size: 16, watermark: 0.01}", "allocator: [1]", "allocator: is [1]", "it takes keys: type"),
@@ -342,6 +348,8 @@ WRITTEN = [
     ("{arrival_s: 1e300}", "requests[1].arrival_s: 1e+300"),
     ("{abort_s: -1}", "requests[1].abort_s: -1 is negative"),
     ("{priority: 99999999999}", "requests[1].priority: 99999999999 is not in"),
+    ("{n: 20000}", "requests[1].n: 20000 is not in 1 .. 10000"),
+    ("{beam_width: 20000}", "requests[1].beam_width: 20000 is not in 0 .. 10000"),
     ("{priority: high}", "requests[1].priority: 'high' is not a number"),
 ]
 
@@ -611,6 +619,7 @@ TRACE = "arrival_s,prompt_tokens,output_tokens\n0,10,20\n1,10,30\n"
         (["--picture", "t.csv"], ["--picture t.csv: is the file that is read"]),
         (["--picture", "none/p.png"], ["there is no folder none"]),
         (["--to", "a" * 300], ["cannot be written"]),
+        (["--chars-per-token", "1e-9", "--format", "sharegpt"], ["chars_per_token is 1e-09", "from 0.01 to 1,000"]),
     ],
 )
 def test_trace_output(here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: list[str]) -> None:

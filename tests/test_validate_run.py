@@ -486,6 +486,14 @@ def test_a_request_is_there_once(tmp_path: Path) -> None:
         load_run(tmp_path / "h100")
 
 
+def test_a_line_ends_where_a_file_s_lines_end(tmp_path: Path) -> None:
+    """A text in it may hold what else counts as a separator."""
+    write_run(tmp_path / "h100")
+    path = tmp_path / "h100" / "requests.jsonl"
+    path.write_text(path.read_text().replace('bench-1"', 'bench\u2028\u0085"'), newline="\r")
+    assert load_run(tmp_path / "h100").requests[1].request_id == "bench\u2028\u0085"
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, lambda data: data.decode().encode("utf-16")], ids=["gzip", "utf-16"])
 def test_files_of_a_run_are_read_however_they_are_packed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     write_run(tmp_path / "h100")

@@ -20,6 +20,7 @@ from kvsim.metrics.outdir import check_kind
 from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.sweeps.executors import default_jobs, executor_for
+from kvsim.sweeps.grid import seeds_of
 from kvsim.sweeps.tables import told
 from kvsim.types import Progress, ScenarioError
 
@@ -86,7 +87,7 @@ def advise(
     notes = (*notes, *base.warnings)
     if is_assumed:
         notes = (*notes, f"the scenario has no SLO; assumed is {describe_slo(base)} (say --slo)")
-    chosen = tuple(range(base.scenario.seed, base.scenario.seed + seeds))
+    chosen = seeds_of(seeds, base.scenario.seed)
     expected = RUNS_EXPECTED * seeds
     with executor_for(jobs or default_jobs()) as executor:
         tell = None if progress is None else lambda count: progress(count, max(expected, count + seeds))

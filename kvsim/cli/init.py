@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kvsim.cli import console
+from kvsim.files import whole_file
 from kvsim.types import ScenarioError
 
 
@@ -19,11 +21,11 @@ def command(
     """Write a commented scenario to start from."""
     template = files("kvsim.scenario").joinpath("init_template.yaml").read_text(encoding="utf-8")
     try:
+        if not force and os.path.lexists(path):
+            raise ScenarioError(f"{path}: is there already; choose another name, or --force to replace it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(template)
-    except FileExistsError:
-        raise ScenarioError(f"{path}: is there already; choose another name, or --force to replace it") from None
+        with whole_file(path) as unfinished:
+            unfinished.write_text(template, encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ScenarioError(f"{path}: cannot be written: {reason}; choose another place") from None

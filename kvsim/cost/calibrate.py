@@ -19,6 +19,7 @@ from kvsim.cost.measured_columns import COLUMNS_OF
 from kvsim.cost.measurements import Group, GroupKey, Measurements, load_measurements
 from kvsim.cost.plausible import implausible_rows
 from kvsim.cost.profile import Profile, version_order
+from kvsim.files import save_picture
 from kvsim.types import ScenarioError
 
 VLLM_CUSTOM_ALL_REDUCE_BYTES = 2.0**23
@@ -512,7 +513,7 @@ def plot_held_out(pairs: Sequence[tuple[str, float, float]], path: str | Path) -
     )
     axes.legend(fontsize=7, ncol=2)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
     plt.close(figure)
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from kvsim.cost.fit import OpFit
 from kvsim.cost.forms import FORMS
+from kvsim.files import whole_file
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
@@ -381,6 +382,5 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.dump(profile_dict(profile), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

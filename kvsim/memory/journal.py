@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvsim.files import csv_cell
 from kvsim.memory.block_pool import BlockPool
 from kvsim.types import NS_PER_S, BlockId, KvsimError, Ns, SeqId
 
@@ -81,10 +82,10 @@ class Journal:
 
     def write_csv(self, path: Path, names: Mapping[str, str] | None = None) -> None:
         """Write `events.csv`: one row per event, in order; `names` turns sequences into requests."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(self.rows(names or {}))
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(",".join(COLUMNS) + "\n")
+            for t_s, event, block_id, owner, ref_count, other in self.rows(names or {}):
+                file.write(f"{t_s},{event},{block_id},{csv_cell(owner)},{ref_count},{other}\n")
 
     def rows(self, names: Mapping[str, str]) -> Iterator[tuple[str, str, int, str, int, int | str]]:
         """Events under `COLUMNS`; times in seconds."""

@@ -6,15 +6,14 @@ Times become seconds and milliseconds here, exactly (shortest text that reads ba
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
+from kvsim.files import csv_cell
 from kvsim.metrics.columns import CHUNK_ROWS, IntArray
 from kvsim.metrics.percentiles import FloatArray
 from kvsim.metrics.recorder import Recorder
@@ -55,9 +54,6 @@ REQUEST_COLUMNS = (
 )
 
 UTILIZATION_DIGITS = 6
-
-_MARKS = ',"\n\r'
-"""A text with one of these stands in quotes."""
 
 Column: TypeAlias = IntArray | FloatArray | list[str]
 """Integers, floats (NaN: nothing to say), or texts."""
@@ -134,9 +130,9 @@ def _format(column: Column) -> tuple[str, list[Any] | None]:
     """How to write a column's values, and the values; None if all are the one that the format holds."""
     if isinstance(column, list):
         if len(set(column)) == 1:
-            return _quoted(column[0]).replace("%", "%%"), None
-        has_marks = any(mark in "".join(column) for mark in _MARKS)
-        return "%s", list(map(_quoted, column)) if has_marks else column
+            return csv_cell(column[0]).replace("%", "%%"), None
+        joined = "".join(column)
+        return "%s", column if csv_cell(joined) == joined else list(map(csv_cell, column))
     if column.dtype.kind == "i":
         return (str(column[0]), None) if column.min() == column.max() else ("%d", column.tolist())
     if np.isnan(column).any():
@@ -166,20 +162,11 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Flat records as CSV: the columns of all records in order of first sight; None is an empty cell."""
     names = list(dict.fromkeys(name for record in records for name in record))
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows([_cell(record.get(name)) for name in names] for record in records)
+        for row in (names, *([_cell(record.get(name)) for name in names] for record in records)):
+            file.write(",".join(map(csv_cell, row)) + "\n")
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def _quoted(text: str) -> str:
-    if not any(mark in text for mark in _MARKS):
-        return text
-    buffer = StringIO()
-    csv.writer(buffer, lineterminator="").writerow([text])
-    return buffer.getvalue()

@@ -67,6 +67,8 @@ def output_dir(path: Path | str, command: str = "run", *, force: bool = False) -
     lock = -1
     try:
         with _failures_explained(final):
+            # As given: where `a` of `a/../b` is missing, `a/../b` would be no place to find the results at.
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             final.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers(final)
             lock = _lock_new_folder(final, made)

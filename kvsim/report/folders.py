@@ -126,7 +126,9 @@ def _blaming_the_files(folder: Path) -> Iterator[None]:
     """What a file should say and does not is found where it is used; then the folder is to blame."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError
+    ) as error:  # fmt: skip
         raise KvsimError(
             f"{folder}: its files are damaged, or not of one run ({type(error).__name__}: {error}); "
             "run the scenario again"
@@ -134,26 +136,32 @@ def _blaming_the_files(folder: Path) -> Iterator[None]:
 
 
 def _redraw_run(folder: Path) -> list[Path]:
-    from kvsim.report.plots import write_run_plots
-
     result = read_run(folder)
     if not result.step_columns and not result.request_columns:
         raise KvsimError(
             f"{folder}: there is no steps.csv or requests.csv to draw from; run with --record steps,requests"
         )
-    return write_run_plots(result.steps, result.requests, result.summary, folder)
+    return _draw_run(result)
+
+
+def _draw_run(result: RunResult) -> list[Path]:
+    from kvsim.report.plots import write_run_plots
+
+    assert result.out is not None
+    return write_run_plots(result.steps, result.requests, result.summary, result.out)
 
 
 def _redraw_compare(folder: Path) -> list[Path]:
     from kvsim.report.plots import write_compare_plots
 
     table = _table(folder / "compare.csv")
-    engines = _engines(folder, table)
-    paths = write_compare_plots(table, folder)
-    for engine in engines:
-        if any((folder / engine / name).is_file() for name in ("steps.csv", "requests.csv")):
-            paths += _redraw_run(folder / engine)
-    return paths
+    # All are read before the first picture is drawn: where one is damaged, none is new.
+    runs = [
+        read_run(folder / engine)
+        for engine in _engines(folder, table)
+        if any((folder / engine / name).is_file() for name in ("steps.csv", "requests.csv"))
+    ]
+    return [*write_compare_plots(table, folder), *(path for run in runs for path in _draw_run(run))]
 
 
 def _redraw_sweep(folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.files import whole_file
 from kvsim.result import CompareResult, RunResult, share, text_of
-from kvsim.sweeps.store import write_whole
 
 if TYPE_CHECKING:
     from kvsim.report.blockmap import Recording
@@ -434,5 +434,6 @@ def _scenario(folder: Path | None) -> str:
 
 
 def _put(path: Path, text: str) -> Path:
-    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
     return path

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.files import save_picture
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -110,7 +112,7 @@ def set_margins(figure: Figure, *, top_inches: float = 0.34, bottom_inches: floa
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG whose bytes depend on nothing but the figure."""
     with styled():
-        figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+        save_picture(figure, path, dpi=DPI, metadata={"Software": None})
     return path
 
 

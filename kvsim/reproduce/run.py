@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvsim.files import whole_file
 from kvsim.reproduce import (
     beyond,
     differences,
@@ -27,7 +28,6 @@ from kvsim.reproduce.published import Key as PublishedKey
 from kvsim.reproduce.published import Published, published
 from kvsim.reproduce.table import beside, to_csv
 from kvsim.reproduce.work import CPU_SECONDS, Key, run_cases
-from kvsim.sweeps.store import write_whole
 from kvsim.types import Progress, ScenarioError
 
 FIGURES: dict[str, Figure] = {
@@ -153,7 +153,8 @@ def write(found: Reproduction, out: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def draw(figure: Figure, rows: Sequence[Row], path: Path) -> None:
@@ -164,4 +165,4 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path) -> None:
         picture = new_figure(3.6, fits_itself=True)
         figure.draw(picture, rows)
         picture.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    write_whole(path, lambda place: save(picture, place))
+    save(picture, path)

@@ -58,9 +58,10 @@ def _integer(value: Any) -> int:
 
 
 def _integer_key(value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,9}", value):
-        return int(value)
-    return _integer(value)
+    number = _integer(int(value) if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,400}", value) else value)
+    if abs(number) >= 2**31:
+        raise ValueError("must be below 2,147,483,648, with or without a minus")
+    return number
 
 
 def _number(value: Any) -> float:

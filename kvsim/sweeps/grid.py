@@ -160,8 +160,8 @@ def _combinations(vary: Mapping[str, Sequence[Any]], is_zipped: bool) -> Iterabl
 def seeds_of(given: int | Sequence[int], first: int) -> tuple[int, ...]:
     """`5` is the scenario's own seed and the four after it; a list is itself. Raises ScenarioError."""
     if isinstance(given, int):
-        if given < 1:
-            raise ScenarioError(f"seeds is {given}; at least 1 is needed")
+        if not 1 <= given <= MAX_POINTS:
+            raise ScenarioError(f"seeds is {given}; at least 1 is needed, and at most {MAX_POINTS:,} are run")
         return tuple(range(first, first + given))
     if not len(given):
         raise ScenarioError("seeds is empty; at least 1 is needed")

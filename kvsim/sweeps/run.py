@@ -16,7 +16,7 @@ from kvsim.runs import resolve
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.sweeps.executors import dask_executor, default_jobs, local_executor
 from kvsim.sweeps.grid import Point, files_of, make_grid, seeds_of, values_of, vary_of
-from kvsim.sweeps.store import PointStore, owned, write_whole
+from kvsim.sweeps.store import PICTURES, PointStore, owned, write_whole
 from kvsim.sweeps.tables import aggregate, rows_of, write_tables
 from kvsim.sweeps.work import Done, File, Task, work
 from kvsim.types import Progress, ScenarioError, shown
@@ -24,8 +24,6 @@ from kvsim.types import Progress, ScenarioError, shown
 if TYPE_CHECKING:
     import pandas as pd
 
-PICTURES = ("sweep_*.png", "heatmap_*.png")
-"""Those of another grid in the same folder go: they would contradict the tables."""
 WORKER_DIED = "its worker process died: out of memory?"
 
 

@@ -17,6 +17,8 @@ from kvsim.sweeps.work import Done
 from kvsim.types import ScenarioError
 
 POINTS = "points"
+PICTURES = ("sweep_*.png", "heatmap_*.png")
+"""Those of another grid in the same folder go: they would contradict the tables."""
 
 
 class PointStore:
@@ -53,8 +55,9 @@ def owned(out: Path, *, force: bool = False) -> Iterator[PointStore]:
     if force and results_in(out) not in (None, "sweep"):
         shutil.rmtree(usable_place(out), ignore_errors=True)
     check_kind(out, "sweep")
-    if results_in(out) is None and (out / "scenario.yaml").exists():
-        raise ScenarioError(f"{out / 'scenario.yaml'}: is no sweep's, and would be replaced; choose another --out")
+    if results_in(out) is None:
+        for path in (path for name in ("scenario.yaml", "sweep_agg.csv", *PICTURES) for path in out.glob(name)):
+            raise ScenarioError(f"{path}: is no sweep's, and would be replaced or removed; choose another --out")
     try:
         store.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.files import save_picture
 from kvsim.validate_run.metrics import METRICS, measured_metrics
 from kvsim.validate_run.prediction import Prediction
 from kvsim.validate_run.recorded import RecordedRun
@@ -151,6 +152,6 @@ def plot(comparison: Comparison, path: str | Path) -> bool:
         axis.legend(fontsize=8)
     axes[-1, 0].set_xlabel("seconds after the first request")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, dpi=120)
     plt.close(figure)
     return True

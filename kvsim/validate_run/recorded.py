@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -148,13 +150,12 @@ def load_run(folder: str | Path) -> RecordedRun:
     requests = tuple(_recorded(folder / "requests.jsonl", number, row) for number, row in rows)
     if not requests:
         raise ScenarioError(f"{folder / 'requests.jsonl'}: no request in it")
-    told = [str(row["request_id"]) for _, row in rows if row.get("request_id") is not None]
-    if len(set(told)) < len(told):
-        twice = next(name for name in told if told.count(name) > 1)
-        raise ScenarioError(
-            f"{folder / 'requests.jsonl'}: request_id {twice} is there {told.count(twice)} times; keep one row per "
-            f"request"
-        )
+    told = Counter(str(row["request_id"]) for _, row in rows if row.get("request_id") is not None)
+    for name, count in told.most_common(1):
+        if count > 1:
+            raise ScenarioError(
+                f"{folder / 'requests.jsonl'}: request_id {name} is there {count} times; keep one row per request"
+            )
     if max(request.last_token_s for request in requests) <= min(request.queued_s for request in requests):
         raise ScenarioError(
             f"{folder / 'requests.jsonl'}: all times are the same; they must be the engine's, in seconds"
@@ -188,7 +189,8 @@ def _text_of(path: Path) -> str:
 
 def _read_lines(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
     rows = []
-    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+    # Not `splitlines`: a text in a row may hold other separators, such as U+2028.
+    for number, line in enumerate(re.split("\r\n?|\n", _text_of(path)), start=1):
         if line.strip():
             try:
                 row = json.loads(line)

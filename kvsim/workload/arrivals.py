@@ -60,16 +60,16 @@ def _batches(spec: ArrivalsSpec, num: int, rate: float) -> Ints:
     interval = size / rate if spec.interval is None else spec.interval
     if not 0 <= interval < math.inf:
         raise ScenarioError(f"workload.arrivals.interval is {spec.interval}; it must be a time of 0 s or more")
-    return _to_ns(np.arange(num) // size * interval)
+    return _to_ns(np.arange(num) // size * interval, "shorten interval")
 
 
-def _to_ns(seconds: NDArray[np.floating[Any]]) -> Ints:
+def _to_ns(seconds: NDArray[np.floating[Any]], cure: str = "raise request_rate") -> Ints:
     import numpy as np
 
     if len(seconds) and not seconds[-1] <= _MAX_SECONDS:
         raise ScenarioError(
             f"workload.arrivals: the last of {len(seconds)} requests would come after "
-            f"{seconds[-1]:g} s; {_MAX_SECONDS:g} s is the most: raise request_rate"
+            f"{seconds[-1]:g} s; {_MAX_SECONDS:g} s is the most: {cure}"
         )
     return np.asarray(np.rint(seconds * NS_PER_S), dtype=np.int64)
 

@@ -228,8 +228,8 @@ def _draw_patience(abort: AbortSpec | None, rng: Streams, num: int) -> Ints | No
         return None
     if not 0 <= abort.probability <= 1 or not 0 <= abort.after <= 1e8:
         raise ScenarioError(
-            f"workload.abort: probability {abort.probability}, after {abort.after} s; "
-            "a probability lies between 0 and 1, a time is 0 s or more"
+            f"workload.abort: probability {abort.probability}, after {abort.after:g} s; "
+            "a probability lies between 0 and 1, a time between 0 and 1e8 s"
         )
     draws = rng["aborts"].random((num, 2))
     waits = np.full(num, abort.after) if abort.distribution == "constant" else -np.log1p(-draws[:, 1]) * abort.after

@@ -97,7 +97,7 @@ def draw_pauses(spec: SessionsSpec, rng: Streams, num_turns: int) -> Ints:
     import numpy as np
 
     if not 0 <= spec.think_time <= 1e8:
-        raise ScenarioError(f"workload.sessions.think_time is {spec.think_time}; it must be a time of 0 s or more")
+        raise ScenarioError(f"workload.sessions.think_time is {spec.think_time:g} s; it must be from 0 to 1e8 s")
     if spec.think_time_distribution == "constant":
         return np.full(num_turns, round(spec.think_time * NS_PER_S), dtype=np.int64)
     pauses = rng["sessions.pauses"].standard_exponential(num_turns) * spec.think_time

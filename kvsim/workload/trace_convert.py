@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+from kvsim.files import whole_file
 from kvsim.types import NS_PER_MS, NS_PER_S, ScenarioError
 from kvsim.workload.trace import Trace
 from kvsim.workload.trace_csv import OPTIONAL_COLUMNS
@@ -34,18 +35,11 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     if trace.arrival_ns is None and str(path).endswith(".jsonl"):
         raise ScenarioError(f"{path}: {trace.path} has no arrival times, which these lines need; write a .csv")
     write = _write_lines if str(path).endswith(".jsonl") else _write_csv
-    _atomically(Path(path), lambda text: write(trace, text))
-
-
-def _atomically(path: Path, write: Callable[[TextIO], None]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("w", encoding="utf-8", newline="") as text:
-            write(text)
-        unfinished.replace(path)
+        with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as text:
+            write(trace, text)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise ScenarioError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise ScenarioError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _write_csv(trace: Trace, text: TextIO) -> None:

@@ -11,6 +11,7 @@ from kvsim.types import NS_PER_S
 from kvsim.workload.trace import Trace
 from kvsim.workload.trace_files import (
     EXACT_SECONDS,
+    MAX_SAMPLES,
     MAX_SECONDS,
     MAX_TOKENS,
     BadRow,
@@ -93,7 +94,7 @@ CSV_FORMATS: dict[str, tuple[Column, ...]] = {
         Column("max_output", ("max_output_tokens",), required=False, empty=0),
         Column("prefix_group", ("prefix_group",), "label", required=False, empty=-1),
         Column("prefix_tokens", ("prefix_tokens",), required=False, low=0, empty=0),
-        Column("n", ("n",), required=False, high=10_000, empty=1),
+        Column("n", ("n",), required=False, high=MAX_SAMPLES, empty=1),
         Column("priority", ("priority",), required=False, low=-MAX_TOKENS, empty=0),
         Column("session", ("session", "session_id"), "label", required=False, empty=-1),
     ),

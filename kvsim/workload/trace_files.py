@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 from kvsim.types import NS_PER_MS, NS_PER_S, Ns, ScenarioError, shown
 
 MAX_TOKENS = 2**31 - 1
+MAX_SAMPLES = 10_000
+"""Sequences of one request: each is modelled by itself."""
 MAX_SECONDS = 9e9
 """Times are 64-bit nanoseconds: about 290 years either way."""
 EXACT_SECONDS = 2e6

@@ -297,8 +297,8 @@ def load_sharegpt(entries: Iterable[object], errors: RowErrors, chars_per_token:
     """First exchange of each conversation; those without a prompt and an answer are left out and counted."""
     import numpy as np
 
-    if not 0 < chars_per_token < MAX_TOKENS:
-        fail(errors.path, f"chars_per_token is {chars_per_token}; it is a number above 0, such as 4")
+    if not 0.01 <= chars_per_token <= 1000:
+        fail(errors.path, f"chars_per_token is {chars_per_token}; it is a number from 0.01 to 1,000, such as 4")
     lengths: list[tuple[int, int]] = []
     num_failed = 0
     for number, entry in enumerate(entries, 1):

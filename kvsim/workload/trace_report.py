@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.types import NS_PER_S, ScenarioError
+from kvsim.files import save_picture
+from kvsim.types import NS_PER_S
 from kvsim.workload.prefix_hits import BlockTrace, PrefixHits, block_trace, prefix_curve, prefix_hits
 from kvsim.workload.trace import Trace
 from kvsim.workload.traces import load_trace
@@ -231,7 +232,4 @@ def picture(report: TraceReport, path: str | Path) -> None:
     axes.set_title(f"Prefix hits under LRU: {Path(report.path).name}")
     axes.legend(loc="center right")
     axes.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path}: the picture cannot be written: {error}") from error
+    save_picture(figure, path, dpi=120)

@@ -13,7 +13,15 @@ from kvsim.types import ScenarioError
 from kvsim.workload.content import OWN_TEXT, PREFIX_GROUP, SESSION_TEXT, GroupTexts, shares_of
 from kvsim.workload.source import ListSource, SessionSource, Source
 from kvsim.workload.streams import mix
-from kvsim.workload.trace_files import BadRow, MissingKey, UnknownKey, parse_int, parse_seconds
+from kvsim.workload.trace_files import (
+    MAX_SAMPLES,
+    MAX_TOKENS,
+    BadRow,
+    MissingKey,
+    UnknownKey,
+    parse_int,
+    parse_seconds,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,13 +123,13 @@ def _request(index: int, row: Mapping[str, Any], groups: dict[str, int], session
     )
 
 
-def _count(row: Mapping[str, Any], key: str, low: int, default: int | None = None) -> int:
+def _count(row: Mapping[str, Any], key: str, low: int, default: int | None = None, high: int = MAX_TOKENS) -> int:
     value = row.get(key, default)
     if value is None:
         if default is None:
             raise MissingKey(key, row)
         return default
-    return parse_int(key, value, low)
+    return parse_int(key, value, low, high)
 
 
 def _name(row: Mapping[str, Any], key: str) -> str | None:
@@ -135,7 +143,7 @@ def _name(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def _sampling(row: Mapping[str, Any], talks: bool) -> Sampling:
-    n, beam_width = _count(row, "n", 1, 1), _count(row, "beam_width", 0, 0)
+    n, beam_width = _count(row, "n", 1, 1, MAX_SAMPLES), _count(row, "beam_width", 0, 0, MAX_SAMPLES)
     if n > 1 and beam_width > 0:
         raise BadRow("beam_width", beam_width, f"and n ({n}) exclude each other: a request is sampled or searched")
     if talks and max(n, beam_width) > 1:

@@ -177,6 +177,8 @@ def test_csv_there_and_back(tmp_path: Path) -> None:
     journal.write_csv(path)
     assert path.read_text().splitlines()[:2] == [",".join(COLUMNS), "1.500000001,taken,0,p,1,"]
     assert read_csv(path) == journal.events()
+    journal.write_csv(path, names := {"p": "日,本\r", "c": 'a\n"b"'})
+    assert {event.request_id for event in read_csv(path)} == set(names.values())
 
 
 def test_broken_csv_names_the_place(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvsim.metrics.columns import CHUNK_ROWS
-from kvsim.metrics.export import write_table
+from kvsim.metrics.export import write_records, write_table
 
 TEXTS = st.text(st.sampled_from('ab%d,"\n\r é'), max_size=5)
 INTS = st.integers(-(2**62), 2**62)
@@ -46,8 +46,9 @@ def written_plainly(columns: dict[str, Any]) -> str:
     for row in zip(*cells, strict=True):
         for place, cell in enumerate(row):
             one = io.StringIO(newline="")
-            csv.writer(one, lineterminator="").writerow([cell, ""])
-            out.write(("," if place else "") + one.getvalue()[:-1])
+            # Both line ends, so that cells which hold one are quoted.
+            csv.writer(one, lineterminator="\r\n").writerow([cell, ""])
+            out.write(("," if place else "") + one.getvalue()[:-3])
         out.write("\n")
     return out.getvalue()
 
@@ -72,3 +73,12 @@ def test_tables_of_any_length(num_rows: int, tmp_path: Path) -> None:
     }
     write_table(tmp_path / "table.csv", columns)
     assert (tmp_path / "table.csv").read_bytes().decode() == written_plainly(columns)
+
+
+def test_texts_with_any_mark_read_back(tmp_path: Path) -> None:
+    texts = ["a\nb", "c\rd", 'e"f', "g,h", "i", "100 %"]
+    write_table(tmp_path / "t.csv", {"id": texts, "n": np.arange(len(texts), dtype=np.int64)})
+    write_records(tmp_path / "r.csv", [{"id": text, "n": place} for place, text in enumerate(texts)])
+    for name in ("t.csv", "r.csv"):
+        with (tmp_path / name).open(newline="") as file:
+            assert [row["id"] for row in csv.DictReader(file)] == texts

@@ -36,6 +36,13 @@ def test_it_appears_whole(tmp_path: Path) -> None:
     assert os.listdir(out.parent) == ["b"]
 
 
+def test_it_is_found_where_it_was_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "missing" / ".." / "out"
+    with output_dir(out) as folder:
+        write(folder, "new")
+    assert out.is_dir()
+
+
 def test_the_previous_result_stays_until_then(tmp_path: Path) -> None:
     out = tmp_path / "r"
     fill(out, "old")

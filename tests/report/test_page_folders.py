@@ -108,6 +108,14 @@ def test_a_table_that_is_cut_off_is_refused(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_a_table_without_times_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, *rows = (folder / "steps.csv").read_text().splitlines()
+    rows = [re.sub(r"^(\d+),[^,]+", r"\1,", row) for row in rows]
+    (folder / "steps.csv").write_text("\n".join([header, *rows, ""]))
+    assert main(["plot", str(folder)]) == 2
+    assert "its files are damaged, or not of one run" in capsys.readouterr().err
+
+
 def test_requests_that_never_arrived_may_lack_a_row(tmp_path: Path) -> None:
     """Behind a full client they have none, in an open loop they have one."""
     for concurrency in (None, 1):
@@ -156,6 +164,10 @@ def test_a_comparison_that_is_cut_off_is_refused(
         table.write_text(text)
         assert main([command, str(out)]) == 2
         assert f"{table}: {expected}" in capsys.readouterr().err
+    table.write_text(whole)
+    (out / "orca-max" / "summary.json").write_text("{}")
+    assert main([command, str(out)]) == 2
+    assert not [*out.glob("*.png"), *out.glob("*.html")], "where one run is damaged nothing is written"
 
 
 def test_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,6 +188,8 @@ def test_seeds_are_counted_from_the_scenarios_own_or_named() -> None:
     for none in (0, []):
         with pytest.raises(ScenarioError, match="at least 1 is needed"):
             seeds_of(none, 7)
+    with pytest.raises(ScenarioError, match="and at most 100,000 are run"):
+        seeds_of(99_999_999_999, 7)
 
 
 def test_python_values_pass_as_they_are() -> None:

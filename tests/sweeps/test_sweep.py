@@ -189,6 +189,7 @@ def test_an_interrupt_leaves_the_table_of_what_is_done(tmp_path: Path, monkeypat
 
 
 def test_pictures_of_another_grid_go(tmp_path: Path) -> None:
+    (tmp_path / "points").mkdir()
     (tmp_path / "heatmap_old.png").write_bytes(b"old")
     (tmp_path / "mine.png").write_bytes(b"mine")
     kvsim.sweep(SMALL, BLOCKS, jobs=1, out=tmp_path, plots=True)
@@ -227,11 +228,12 @@ def test_results_of_another_command_are_not_mixed_with_points(tmp_path: Path) ->
     assert not (out / "summary.json").exists()
 
 
-def test_a_scenario_of_the_users_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "scenario.yaml").write_text("name: mine\n")
-    with pytest.raises(ScenarioError, match="is no sweep's"):
+@pytest.mark.parametrize("name", ["scenario.yaml", "sweep_agg.csv", "heatmap_mine.png"])
+def test_files_of_the_users_are_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ScenarioError, match=f"{name}: is no sweep's"):
         kvsim.sweep(SMALL, BLOCKS, jobs=1, out=tmp_path)
-    assert (tmp_path / "scenario.yaml").read_text() == "name: mine\n"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_leftovers_of_a_killed_sweep_go(tmp_path: Path) -> None:

@@ -111,3 +111,19 @@ def test_mix_scatters() -> None:
 @given(st.integers(0, 2**63), st.integers(0, 2**40), st.integers(0, 20))
 def test_mix_range_is_mix_of_each(value: int, start: int, num: int) -> None:
     assert mix_range(value, start, start + num) == [mix(value, start + index) for index in range(num)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ({"arrivals": {"type": "constant", "request_rate": 1e-10}}, r"9e\+09 s is the most: raise request_rate"),
+        ({"arrivals": {"type": "batch", "batch_size": 1, "interval": 1e9}}, r"9e\+09 s is the most: shorten interval"),
+        ({"sessions": {"num_turns": 2, "think_time": 1e9}}, r"think_time is 1e\+09 s; it must be from 0 to 1e8 s"),
+        ({"abort": {"probability": 1, "after": 1e9}}, r"after 1e\+09 s; .* a time between 0 and 1e8 s"),
+    ],
+)
+def test_times_that_the_clock_does_not_hold_are_refused_with_the_cure(
+    workload: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ScenarioError, match=expected):
+        kvsim.run({"workload": {"num_requests": 20, **workload}})
