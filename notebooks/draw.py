@@ -41,12 +41,12 @@ def waste(regions: Sequence[tuple[str, int, int, int]], num_slots: int, hole_is_
     for name, stored, final, given in regions:
         for slot in range(given):
             kind = "stored" if slot < stored else "reserved" if slot < final else "internal"
-            color = COLORS[2] if kind == "stored" else WASTE[kind]
+            color = COLORS[0] if kind == "stored" else WASTE[kind]
             _cell(axes, at + slot, 0, color if name else hole, name if slot < stored else "", ink="white")
         at += given
     for slot in range(at, num_slots):
         _cell(axes, slot, 0, hole)
-    kinds = [("stored", COLORS[2]), ("reserved: will be filled", WASTE["reserved"])]
+    kinds = [("stored", COLORS[0]), ("reserved: will be filled", WASTE["reserved"])]
     kinds += [("internal: never will", WASTE["internal"])]
     kinds += [("external: a hole too small", WASTE["external"]) if hole_is_lost else ("free", EMPTY)]
     for index, (label, color) in enumerate(kinds):

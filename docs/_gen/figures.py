@@ -23,7 +23,7 @@ def main() -> None:
     IMG.mkdir(exist_ok=True)
     figures = {
         "waste": draw.waste([("A", 3, 5, 8), ("B", 6, 7, 8)], 20, hole_is_lost=True),
-        "tables": draw.block_tables({"A": [3, 4], "B": [3, 0]}, {"A": 7, "B": 7}, 6, 4),
+        "tables": draw.block_tables({"A": [0, 2], "B": [0, 1]}, {"A": 7, "B": 7}, 6, 4),
         "rounds": draw.rounds(
             {"static": [("A", "B"), ("A",), ("A",), ("C",), ("C",)], "continuous": [("A", "B"), ("A", "C"), ("A", "C")]}
         ),

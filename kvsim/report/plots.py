@@ -7,6 +7,7 @@ and sweep.csv; `summary` is the dict of summary.json. Every picture is readable 
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -56,8 +57,8 @@ CHARACTERS_ACROSS = 72
 MOST_ROWS = 14
 """Names that stand one under the other beside the axes, or tilted under them."""
 
-MOST_INSIDE = 6
-"""Curves whose legend finds a place among them; that of more stands beside the axes."""
+MOST_BELOW, LONGEST_BELOW = 6, 10
+"""Curves, and letters of their names, whose legend fits into a line under the axes; others stand beside them."""
 
 METRIC_UNITS = {
     "request_throughput": "requests/s",
@@ -270,11 +271,12 @@ def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = N
         _parameter_axis(axes, points)
         axes.set_xlabel(_with_unit(x))
         axes.set_ylabel(_with_unit(metric))
-        if by is not None and len(groups) <= MOST_INSIDE:
-            axes.legend(title=_with_unit(by), loc="best", title_fontsize=8.5)
-        elif by is not None:
-            num_columns = -(-len(groups) // 16)
-            figure.legend(title=_with_unit(by), loc="outside right upper", title_fontsize=8.5, ncols=num_columns)
+        if by is not None:
+            # Never inside: curves and their bands leave no place free that is surely large enough.
+            is_short = len(groups) <= MOST_BELOW and max(len(label) for label, _ in groups) <= LONGEST_BELOW
+            place: Any = "outside lower center" if is_short else "outside right upper"
+            num_columns = len(groups) if is_short else -(-len(groups) // 16)
+            figure.legend(title=_with_unit(by), loc=place, title_fontsize=8.5, ncols=num_columns)
         return figure
 
 
@@ -577,13 +579,23 @@ def _parameter_axis(axes: Axes, points: Mapping[Any, float]) -> None:
         _name_ticks(axes, places, list(points), CHARACTERS_ACROSS)
 
 
+def _wrapped(name: str, room: int) -> str:
+    """The name in lines of at most `room` characters, broken behind spaces and signs where that will do."""
+    lines = [""]
+    for piece in re.split(r"(?<=[\s:_./,-])", name):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, room))
+
+
 def _name_ticks(axes: Axes, places: Sequence[float], values: Sequence[Any], num_characters: int) -> None:
     """Ticks named by their values, no name over another: words are broken or tilted, numbers left out."""
     names = [_short(value) for value in values]
     room = num_characters // len(names)
     if any(isinstance(value, str) for value in values) and max(map(len, names)) >= room:
         if room >= 12:
-            axes.set_xticks(places, ["\n".join(textwrap.wrap(name, room - 1)) for name in names])
+            axes.set_xticks(places, [_wrapped(name, room - 1) for name in names])
         else:
             every = -(-len(names) // MOST_ROWS)
             shown = ["" if index % every else _cut(name, LONGEST_WORD // 2) for index, name in enumerate(names)]

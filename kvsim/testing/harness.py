@@ -170,6 +170,7 @@ class Harness:
 
     def free_unknown(self, seq_id: SeqId) -> None:
         """A sequence without a table cannot be freed, appended to or forked: a second abort must be refused."""
+        told = len(self._typed.history)
         commands: list[Callable[[], Any]] = [
             lambda: self._typed.free(seq_id),
             lambda: self._typed.append_slots(seq_id, 1),
@@ -178,6 +179,8 @@ class Harness:
             commands.append(lambda: self._typed.fork(seq_id, (seq_id, "child")))
         for command in commands:
             self._refuse(command, AllocatorError)
+        # Nothing came of them, and they would crowd out what did.
+        del self._typed.history[told:]
 
     def swap_out(self, seq_ids: Sequence[SeqId]) -> bool:
         """Swap sequences to the host; False if it was (rightly) refused."""

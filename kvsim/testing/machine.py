@@ -150,9 +150,28 @@ class AllocatorMachine(RuleBasedStateMachine):
                 self.harness.register(returned_id)
 
     def teardown(self) -> None:
-        if sys.exc_info()[0] is not None:
-            note(f"As the allocator was told it:\n{self.harness.history}")
+        try:
+            if sys.exc_info()[0] is None:
+                self._empty()
+        finally:
+            if sys.exc_info()[0] is not None:
+                note(f"As the allocator was told it:\n{self.harness.history}")
         type(self).num_steps += self.harness.num_checks
+
+    def _empty(self) -> None:
+        """When all sequences are gone both pools are whole: two that share what fills the host go there twice."""
+        for seq_id in list(self.harness.sequences):
+            self._free(seq_id)
+        num_blocks = min(self.harness.model.num_free, self.harness.model.num_host_free)
+        if not num_blocks or not self.harness.has_swap:
+            return
+        self._allocate(self._own(2 + self._next_id, num_blocks * self.harness.block_size), 0, 0)
+        if self.features.fork and self._has_running:
+            self.fork(pick=0, text=0, num_children=1, writes=False)
+        for _ in range(2):
+            # Regions may have no room for it in one piece.
+            if self._has_running and self.harness.swap_out(self.harness.running()):
+                self.harness.swap_in(self.harness.swapped())
 
     def _allocate(self, prompt: tuple[int, ...], namespace: int, watermark: int) -> None:
         text = prompt + self._output(0, _MAX_OUTPUT_BLOCKS * self.harness.block_size)

@@ -194,15 +194,41 @@ def test_words_as_a_parameter(tmp_path):
     plots.write_sweep_plots(sweep, ["engine"], tmp_path)
 
 
+def test_a_legend_hides_no_curve(tmp_path):
+    """Two curves with broad bands leave no place for one, and it was put over them."""
+    rows = [
+        {"x": x, "size": size, "seed": seed, "speed": 10 * x + seed * 40 + index * 5}
+        for x in (1, 2, 3)
+        for index, size in enumerate(("2GiB", "4GiB"))
+        for seed in (0, 1)
+    ]
+    figure = plots.sweep_curves(pd.DataFrame(rows), "x", "speed", by="size")
+    figure.savefig(tmp_path / "curves.png")
+    legend = figure.legends[0].get_window_extent()
+    assert not legend.overlaps(figure.axes[0].get_window_extent())
+    assert not legend.overlaps(figure.axes[0].xaxis.label.get_window_extent())
+
+
+def test_long_names_are_broken_behind_their_signs():
+    rows = [{"victim": f"my_policies:{name}", "speed": 1.0} for name in ("fewest_known", "biggest", "cheapest")]
+    axes = plots.sweep_curves(pd.DataFrame(rows), "victim", "speed").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "my_policies:fewest_\nknown",
+        "my_policies:biggest",
+        "my_policies:cheapest",
+    ]
+
+
 def test_words_stand_in_the_order_of_the_sweep():
     """Not in that of the alphabet, in which 12GiB is before 8GiB; an empty cell of the table is null."""
     sizes = ["8GiB", "12GiB", float("nan"), "100GiB"]
     sweep = pd.DataFrame(
         {"size": sizes * 2, "mode": ["swap"] * 4 + ["drop"] * 4, "speed": [*range(1, 5), *range(2, 6)]}
     )
-    axes = plots.sweep_curves(sweep, "size", "speed", by="mode").axes[0]
+    figure = plots.sweep_curves(sweep, "size", "speed", by="mode")
+    axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8GiB", "12GiB", "null", "100GiB"]
-    assert [label.get_text() for label in axes.get_legend().get_texts()] == ["swap", "drop"]
+    assert [label.get_text() for label in figure.legends[0].get_texts()] == ["swap", "drop"]
     assert axes.lines[0].get_ydata().tolist() == [1, 2, 3, 4]
     axes = plots.sweep_heatmap(sweep, "size", "mode", "speed").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8GiB", "12GiB", "null", "100GiB"]
