@@ -33,7 +33,8 @@ def sentence(rows: Sequence[Row]) -> str:
     if judged:
         met = sum(is_met for *_, is_met in judged)
         parts.append(f"{met} of {len(judged)} values lie within their bar.")
-        parts += [_missed(row, entry) for row, entry, is_met in judged if not is_met]
+        missed = ((row, entry) for row, entry, is_met in judged if not is_met)
+        parts += [f"Missed: {_side_by_side(row)} (bar {entry.bar})." for row, entry in missed]
     others = [row for row, entry in verdicts if entry and not entry.bar]
     if others:
         parts.append("Without a bar: " + "; ".join(map(_side_by_side, others)) + ".")
@@ -45,10 +46,6 @@ def sentence(rows: Sequence[Row]) -> str:
 
 def _bar_of(row: Row) -> Published | None:
     return published().get((row.figure, row.series, row.x, row.quantity))
-
-
-def _missed(row: Row, entry: Published) -> str:
-    return f"Missed: {_side_by_side(row)} (bar {entry.bar})."
 
 
 def _side_by_side(row: Row) -> str:
