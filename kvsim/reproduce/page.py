@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.reproduce import engine2023, fig18, fig19, recipe
 from kvsim.reproduce.figure import Row
-from kvsim.reproduce.published import Published, published
+from kvsim.reproduce.published import published
 from kvsim.reproduce.remarks import REMARKS, Tables, number
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATE
 from kvsim.reproduce.table import INPUT
@@ -27,7 +27,9 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def sentence(rows: Sequence[Row]) -> str:
     """How near the figure is, counted against the bars that were set before it was run."""
-    verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None and row.mark != INPUT]
+    verdicts = [
+        (row, published().get(row[:4])) for row in rows if row.paper and row.ours is not None and row.mark != INPUT
+    ]
     judged = [(row, entry, bool(entry.is_met(row.ours or 0.0))) for row, entry in verdicts if entry and entry.bar]
     parts = []
     if judged:
@@ -42,10 +44,6 @@ def sentence(rows: Sequence[Row]) -> str:
     if inputs:
         parts.append("Input, not predicted: " + "; ".join(map(_side_by_side, inputs)) + ".")
     return " ".join(parts) or f"{len(rows)} values of ours; nothing published to compare with."
-
-
-def _bar_of(row: Row) -> Published | None:
-    return published().get((row.figure, row.series, row.x, row.quantity))
 
 
 def _side_by_side(row: Row) -> str:
