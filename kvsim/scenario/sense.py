@@ -197,10 +197,10 @@ def _too_small(scenario: Scenario, pool: Pool, problem: str) -> Finding:
 
 def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
     limit = getattr(scenario.scheduler, "max_model_len", None)
-    if limit is not None and limit > pool.num_slots:
-        text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: longer requests will be rejected"
+    if limit is not None and limit > pool.num_usable_slots:
+        text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: longer requests will be rejected"
         if getattr(scenario.scheduler, "reservation", None) == "max":
-            text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: no request could reserve it"
+            text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: no request could reserve it"
         yield Finding(("scheduler", "max_model_len"), text, False)
     if pool.max_model_len is None and getattr(scenario.scheduler, "reservation", None) is not None:
         yield Finding(("scheduler", "max_model_len"), "is not given and the model has none; a reservation needs it")
