@@ -197,7 +197,9 @@ def _too_small(scenario: Scenario, pool: Pool, problem: str) -> Finding:
 
 def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
     limit = getattr(scenario.scheduler, "max_model_len", None)
-    if limit is not None and limit > pool.num_usable_slots:
+    # A block table holds all but the last token, which is never stored; a region may be reserved for it too.
+    stored = limit if limit is None or isinstance(scenario.allocator, ContiguousMemory) else limit - 1
+    if stored is not None and stored > pool.num_usable_slots:
         text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: longer requests will be rejected"
         if getattr(scenario.scheduler, "reservation", None) == "max":
             text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: no request could reserve it"

@@ -338,15 +338,17 @@ def test_written_requests_ask_for_widths_of_their_own(engine: str, changes: dict
     assert kvsim.run(data).summary["completed"] == 1
 
 
-@pytest.mark.parametrize(("engine", "is_told"), [("paged", False), ("vllm-v1", True)])
-def test_a_null_block_holds_no_request(engine: str, is_told: bool) -> None:
-    """Of 20 blocks of 16 tokens vllm-v1 has 19, 304 tokens: a request that stores 308 is rejected."""
+@pytest.mark.parametrize(
+    ("engine", "limit", "is_told"), [("paged", 310, False), ("vllm-v1", 305, False), ("vllm-v1", 306, True)]
+)
+def test_a_null_block_holds_no_request(engine: str, limit: int, is_told: bool) -> None:
+    """Of 20 blocks of 16 tokens vllm-v1 has 19: 304 tokens, and a request of 305 stores that many."""
     data = {
         "engine": engine,
-        "scheduler": {"max_model_len": 310},
-        "workload": {"num_requests": 1, "lengths": {"type": "fixed", "prompt": 300, "output": 9}},
+        "scheduler": {"max_model_len": limit},
+        "workload": {"num_requests": 1, "lengths": {"type": "fixed", "prompt": 300, "output": limit - 300}},
         "memory": {"num_gpu_blocks_override": 20},
     }
-    told = "is 310, and the KV cache holds 304 tokens: longer requests will be rejected"
+    told = f"is {limit}, and the KV cache holds 304 tokens: longer requests will be rejected"
     assert any(told in text for text in scenario_from_dict(data).warnings) is is_told
     assert kvsim.run(data).summary["num_rejected"] == is_told
