@@ -589,6 +589,16 @@ def test_an_override_below_what_a_request_needs_should_be_larger():
     assert report.problem.endswith("lower max_model_len to 160 or less; raise num_gpu_blocks_override to 100 or more.")
 
 
+@pytest.mark.parametrize(("override", "max_model_len", "enough"), [(1, 4096, 0.201), (10_000_000, 300_000, 0.657)])
+def test_an_override_that_stands_in_the_way_of_the_cures_is_to_be_left_out(override, max_model_len, enough):
+    """Of one block a request has too few at any utilization, of ten millions any GPU."""
+    flags = {"max_model_len": max_model_len, "max_num_batched_tokens": 512, "max_num_seqs": 64}
+    report = capacity("llama-3-8b", "h100-80gb", gpu_memory_utilization=0.1, num_gpu_blocks_override=override, **flags)
+    cures = f"Leave num_gpu_blocks_override out, and change one of: raise gpu_memory_utilization to {enough} or more"
+    assert cures in report.problem
+    assert capacity("llama-3-8b", "h100-80gb", gpu_memory_utilization=enough, **flags).fits
+
+
 def test_layers_of_several_widths_count_with_the_widest():
     config = LLAMA | {"intermediate_size": [100, 14_336]}
     estimate = estimate_activation_bytes(ModelGeometry.from_config(config), 2048, 8)

@@ -119,7 +119,7 @@ def _demand(lab: Lab, paged: Runs) -> list[str]:
 
 
 def _mean_tokens(lab: Lab, paged: Runs) -> Estimate:
-    slots = lab.pool.num_slots
+    slots = lab.pool.num_usable_slots
     pairs = zip(paged.values("kv.token_states"), paged.values("running_mean"), strict=True)
     return estimate([filled * slots / running if running else 0.0 for filled, running in pairs])
 
@@ -129,7 +129,7 @@ def _demand_gib(lab: Lab, paged: Runs) -> Estimate:
 
 
 def _capacity_gib(lab: Lab) -> float:
-    return lab.pool.num_slots * lab.pool.bytes_per_token / 2**30
+    return lab.pool.num_usable_slots * lab.pool.bytes_per_token / 2**30
 
 
 def _price(price: float, is_worth: bool | None, block_size: int) -> str:

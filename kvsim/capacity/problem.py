@@ -30,27 +30,31 @@ def problem_of(geometry: ModelGeometry, flags: Flags, pages: Pages, terms: Terms
             num_blocks = num_that_fit  # A smaller override would not help: the memory must grow first.
     if num_blocks >= needed:
         return None
+    is_overrides_fault = override == num_blocks and (terms.total is None or num_that_fit >= needed)
+    change = "Change one of"
+    if override is not None and not is_overrides_fault:
+        change = "Leave num_gpu_blocks_override out, and change one of"
     if terms.kv <= 0:
         cures = _cures_of_memory(geometry, flags, pages, terms)
-        return f"nothing is left for KV ({terms.kv / GIB:.2f} GiB). Change one of: {'; '.join(cures)}."
+        return f"nothing is left for KV ({terms.kv / GIB:.2f} GiB). {change}: {'; '.join(cures)}."
     if num_blocks <= 0:
         return (
             f"no block fits: one of {flags.block_size} tokens takes {_size(pages.block_bytes)}, and {_size(terms.kv)} "
-            f"are left for KV. Change one of: {'; '.join(_cures_of_a_large_block(geometry, flags, pages, terms))}."
+            f"are left for KV. {change}: {'; '.join(_cures_of_a_large_block(geometry, flags, pages, terms))}."
         )
-    if override == num_blocks and (terms.total is None or num_that_fit >= needed):
+    if is_overrides_fault:
         cures = [f"raise num_gpu_blocks_override to {needed} or more"]
     else:
         cures = _cures_of_memory(geometry, flags, pages, terms)
-        if override is None and (smaller := _smaller_block_that_fits(geometry, flags, terms)):
+        if smaller := _smaller_block_that_fits(geometry, flags, terms):
             cures.insert(0, f"lower block_size to {smaller}")
-    longest = _longest_that_fits(geometry, flags, num_blocks)
+    longest = _longest_that_fits(geometry, flags, num_blocks if is_overrides_fault else num_that_fit)
     if longest:
         cures.insert(0, f"lower max_model_len to {longest} or less")
     num_tokens = num_blocks * flags.block_size
     return (
         f"max_model_len {flags.max_model_len} > {num_tokens} tokens of KV cache: one such request needs "
-        f"{needed} blocks, {num_blocks} are there. Change one of: {'; '.join(cures)}."
+        f"{needed} blocks, {num_blocks} are there. {change}: {'; '.join(cures)}."
     )
 
 

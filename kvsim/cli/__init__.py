@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -90,9 +89,8 @@ def _build_app(args: list[str]) -> Any:
     called = next((arg for arg in args if not arg.startswith("-")), None)
     app.callback(help="A wind tunnel for KV-cache allocators: paged against contiguous memory, no GPU needed.")(_root)
     for name, help_line in COMMANDS.items():
-        if _exists(name):
-            function = _load(name) if name == called else _not_called
-            app.command(name, help=None if name == called and function.__doc__ else help_line)(function)
+        function = _load(name) if name == called else _not_called
+        app.command(name, help=None if name == called and function.__doc__ else help_line)(function)
     return app
 
 
@@ -116,16 +114,8 @@ def _not_called() -> None:
     """Stands for a command in the list that `--help` prints."""
 
 
-def _exists(name: str) -> bool:
-    return find_spec(_module_of(name)) is not None
-
-
-def _module_of(name: str) -> str:
-    return f"{__name__}.{name.replace('-', '_')}"
-
-
 def _load(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = importlib.import_module(_module_of(name)).command
+    function: Callable[..., Any] = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").command
     return function
 
 

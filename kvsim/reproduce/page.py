@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.reproduce import engine2023, fig18, fig19, recipe
 from kvsim.reproduce.figure import Row
-from kvsim.reproduce.published import Published, published
+from kvsim.reproduce.published import published
 from kvsim.reproduce.remarks import REMARKS, Tables, number
 from kvsim.reproduce.sustained import BOUND_S, LATENCY, RATE
 from kvsim.reproduce.table import INPUT
@@ -27,13 +27,16 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def sentence(rows: Sequence[Row]) -> str:
     """How near the figure is, counted against the bars that were set before it was run."""
-    verdicts = [(row, _bar_of(row)) for row in rows if row.paper and row.ours is not None and row.mark != INPUT]
+    verdicts = [
+        (row, published().get(row[:4])) for row in rows if row.paper and row.ours is not None and row.mark != INPUT
+    ]
     judged = [(row, entry, bool(entry.is_met(row.ours or 0.0))) for row, entry in verdicts if entry and entry.bar]
     parts = []
     if judged:
         met = sum(is_met for *_, is_met in judged)
         parts.append(f"{met} of {len(judged)} values lie within their bar.")
-        parts += [_missed(row, entry) for row, entry, is_met in judged if not is_met]
+        missed = ((row, entry) for row, entry, is_met in judged if not is_met)
+        parts += [f"Missed: {_side_by_side(row)} (bar {entry.bar})." for row, entry in missed]
     others = [row for row, entry in verdicts if entry and not entry.bar]
     if others:
         parts.append("Without a bar: " + "; ".join(map(_side_by_side, others)) + ".")
@@ -41,14 +44,6 @@ def sentence(rows: Sequence[Row]) -> str:
     if inputs:
         parts.append("Input, not predicted: " + "; ".join(map(_side_by_side, inputs)) + ".")
     return " ".join(parts) or f"{len(rows)} values of ours; nothing published to compare with."
-
-
-def _bar_of(row: Row) -> Published | None:
-    return published().get((row.figure, row.series, row.x, row.quantity))
-
-
-def _missed(row: Row, entry: Published) -> str:
-    return f"Missed: {_side_by_side(row)} (bar {entry.bar})."
 
 
 def _side_by_side(row: Row) -> str:

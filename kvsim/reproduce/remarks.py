@@ -213,7 +213,10 @@ def _laws(tables: Tables) -> str:
     def says(law: str, point: str) -> str:
         return _number_of(rows, differences.LAW + law, point, fig15.QUANTITY)
 
-    published = [_paper(tables["fig15"], f"{name} beam", width, fig15.QUANTITY) for name, width in _points()]
+    published = [
+        _paper(tables["fig15"], f"{name} beam", width, fig15.QUANTITY)
+        for name, width in map(str.split, differences.POINTS)
+    ]
     lines = ["| published | | " + " | ".join(published) + " | |"]
     for law, (_, _, reason, _) in LAWS.items():
         parameter = _number_of(rows, differences.LAW + law, "", differences.PARAMETER)
@@ -238,10 +241,6 @@ def _laws(tables: Tables) -> str:
         f"gives {' / '.join(searches)} %. Single overtakings that become rarer with the output meet ShareGPT and miss "
         "Alpaca. So the model keeps its law, and Figure 15 takes one number from each data set."
     )
-
-
-def _points() -> list[tuple[str, str]]:
-    return [(name, width) for name, _, width in (point.partition(" ") for point in differences.POINTS)]
 
 
 def _cures(tables: Tables) -> str:

@@ -18,7 +18,7 @@ INPUT = "input"
 def beside(figure: Figure, ours: Sequence[Ours], published: Mapping[Key, Published]) -> list[Row]:
     """Each simulated value with the published one of the same name; published ones that nothing answers follow."""
     rows = [_row(figure, item, published.get((figure.name, *item[:3]))) for item in ours]
-    answered = {(row.figure, row.series, row.x, row.quantity) for row in rows}
+    answered = {row[:4] for row in rows}
     for key, entry in published.items():
         if key[0] == figure.name and key not in answered:
             rows.append(Row(*key, entry.paper, None, None, _mark(figure, key[1], key[2], entry.mark)))

@@ -70,6 +70,15 @@ class Pool:
         """Tokens the pool holds; contiguous engines get exactly these."""
         return self.num_blocks * self.block_size
 
+    @property
+    def num_usable_slots(self) -> int:
+        """Those of them that requests can have: all but the null block's."""
+        return self.num_slots - self._num_null_blocks * self.block_size
+
+    @property
+    def _num_null_blocks(self) -> int:
+        return int(getattr(self.scenario.allocator, "null_block", False))
+
     @cached_property
     def num_host_blocks(self) -> int:
         """Blocks of host memory for swapping."""
@@ -86,7 +95,7 @@ class Pool:
 
     def problem(self) -> str | None:
         """Why nothing could ever run in it, and what to change; None where it is large enough."""
-        needed = 2 if getattr(self.scenario.allocator, "null_block", False) else 1
+        needed = 1 + self._num_null_blocks
         if self.num_blocks > MAX_BLOCKS:
             return (
                 f"holds {self.num_blocks:,} blocks; at most {MAX_BLOCKS:,} are modelled: give it less, or larger blocks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kvsim.scenario.fields import Block, Custom
 from kvsim.scenario.layout import blocks, keys_at
@@ -198,10 +198,12 @@ def _too_small(scenario: Scenario, pool: Pool, problem: str) -> Finding:
 
 def _lengths_fit(scenario: Scenario, pool: Pool) -> Iterator[Finding]:
     limit = getattr(scenario.scheduler, "max_model_len", None)
-    if limit is not None and limit > pool.num_slots:
-        text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: longer requests will be rejected"
+    # A block table holds all but the last token, which is never stored; a region may be reserved for it too.
+    stored = limit if limit is None or isinstance(scenario.allocator, ContiguousMemory) else limit - 1
+    if stored is not None and stored > pool.num_usable_slots:
+        text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: longer requests will be rejected"
         if getattr(scenario.scheduler, "reservation", None) == "max":
-            text = f"is {limit}, and the KV cache holds {pool.num_slots} tokens: no request could reserve it"
+            text = f"is {limit}, and the KV cache holds {pool.num_usable_slots} tokens: no request could reserve it"
         yield Finding(("scheduler", "max_model_len"), text, False)
     if pool.max_model_len is None and getattr(scenario.scheduler, "reservation", None) is not None:
         yield Finding(("scheduler", "max_model_len"), "is not given and the model has none; a reservation needs it")
@@ -328,18 +330,12 @@ def _width_fits(scenario: Scenario) -> Iterator[Finding]:
     workload, scheduler = scenario.workload, scenario.scheduler
     if isinstance(workload, Custom) or isinstance(scheduler, Custom):
         return
-    splits = _splits_samples(scheduler)
-    for name in ("beam_width",) if splits else ("n", "beam_width"):
-        width = getattr(workload.sampling, name)
-        if width > scheduler.max_num_seqs:
-            yield Finding(
-                ("workload", "sampling", name),
-                f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): no request could run",
-            )
-    for key, name, width in _written_widths(workload):
+    splits, is_fatal = _splits_samples(scheduler), workload.requests is None
+    fate = "no request could run" if is_fatal else "it will be rejected"
+    for key, name, width in _widths(workload):
         if width > scheduler.max_num_seqs and not (splits and name == "n"):
-            text = f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): it will be rejected"
-            yield Finding((*key, name), text, False)
+            text = f"is {width}, above scheduler.max_num_seqs ({scheduler.max_num_seqs}): {fate}"
+            yield Finding(key, text, is_fatal)
 
 
 def _splits_samples(scheduler: object) -> bool:
@@ -349,12 +345,15 @@ def _splits_samples(scheduler: object) -> bool:
     return isinstance(scheduler, VllmV1Scheduler)
 
 
-def _written_widths(workload: Workload) -> Iterator[tuple[Key, str, int]]:
-    """Entry, key and value wherever a request that is written out asks for samples or beams."""
-    for index, row in enumerate(workload.requests or ()):
+def _widths(workload: Workload) -> Iterator[tuple[Key, str, int]]:
+    """Key, its name and value wherever samples or beams are asked for: by every request, or by those written out."""
+    places: list[tuple[Key, Any]] = [(("workload", "sampling"), workload.sampling.model_dump())]
+    if workload.requests is not None:
+        places = [(("workload", "requests", index), row) for index, row in enumerate(workload.requests)]
+    for key, asked in places:
         for name, usual in (("n", 1), ("beam_width", 0)):
-            if isinstance(row.get(name), int) and row[name] > usual:
-                yield ("workload", "requests", index), name, row[name]
+            if isinstance(asked.get(name), int) and asked[name] > usual:
+                yield (*key, name), name, asked[name]
 
 
 def _written_requests_can_be_read(scenario: Scenario) -> Iterator[Finding]:
@@ -386,7 +385,7 @@ def _workload_keys_are_used(scenario: Scenario) -> Iterator[Finding]:
         idle |= {("sampling", name): "written requests have their own" for name in ("n", "beam_width", "lengths")}
     else:
         idle |= dict((*_idle_times(workload), *_idle_texts(workload)))
-    if workload.sampling.beam_width < 2 and not any(name == "beam_width" for _, name, _ in _written_widths(workload)):
+    if not any(name == "beam_width" and width > 1 for _, name, width in _widths(workload)):
         idle["sampling", "theta"] = "no request has beams"
     for key, reason in idle.items():
         if _is_given(workload, key):
@@ -486,19 +485,15 @@ def _decoding_fits(scenario: Scenario) -> Iterator[Finding]:
     workload, scheduler = scenario.workload, scenario.scheduler
     if isinstance(workload, Custom):
         return
-    sampling = workload.sampling
-    beams: list[tuple[Key, int]] = []
-    if sampling.beam_width > 0:
-        beams.append((("workload", "sampling", "beam_width"), sampling.beam_width))
-    beams += [((*key, name), width) for key, name, width in _written_widths(workload) if name == "beam_width"]
     engine = None
     if isinstance(scenario.allocator, ContiguousMemory):
         engine = "contiguous memory, which cannot share blocks, has"
     elif isinstance(scheduler, VllmV1Scheduler):
         engine = f"the {scheduler.type} scheduler has"
-    for key, width in beams if engine is not None else ():
-        yield Finding(key, f"is {width}, and {engine} no beam search: use engine paged or vllm-v0, or n")
-    if workload.sessions is not None and max(sampling.n, sampling.beam_width) > 1:
+    for key, name, width in _widths(workload) if engine is not None else ():
+        if name == "beam_width":
+            yield Finding(key, f"is {width}, and {engine} no beam search: use engine paged or vllm-v0, or n")
+    if workload.sessions is not None and any(width > 1 for _, _, width in _widths(workload)):
         yield Finding(
             ("workload", "sampling"), "is for single requests: a session goes on with one answer; leave it out"
         )

@@ -104,11 +104,8 @@ def files_of(resolved: ResolvedScenario) -> list[tuple[tuple[str, ...], str]]:
         ("model",): scenario.model,
         ("cost", "profile"): getattr(scenario.cost, "profile", None),
     }
-    found = []
-    for key, name in named.items():
-        if isinstance(name, str) and (path := _file(name)) is not None:
-            found.append((key, str(path)))
-    return found
+    files = {key: _file(name) for key, name in named.items() if isinstance(name, str)}
+    return [(key, str(path)) for key, path in files.items() if path is not None]
 
 
 def _file(name: str) -> Path | None:

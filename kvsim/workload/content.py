@@ -5,7 +5,6 @@ The numbers (`Segment.source`) of the workload's texts are below 2**48, one rang
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -231,20 +230,21 @@ class HashTexts:
             (space, *self.ids[begin:end].tolist())
             for space, begin, end in zip(spaces, begins.tolist(), ends.tolist(), strict=True)
         ]
-        if num_ids == 1:
-            # An id may stand for less than it has room for; then it is no block.
-            starts = [
-                ids if length >= block_size else ids[:1]
-                for ids, length in zip(starts, self.lengths.tolist(), strict=True)
-            ]
-        tokens = np.zeros(len(starts), dtype=np.int64)
+        tokens, lengths = [0] * len(starts), self.lengths.tolist()
         for upto in range(1, num_ids + 1):
-            counts = Counter(ids[: upto + 1] for ids in starts if len(ids) > upto)
-            joined = [len(ids) > upto and counts[ids[: upto + 1]] > 1 for ids in starts]
-            if not any(joined):
+            alike: dict[tuple[int, ...], list[int]] = {}
+            for index, ids in enumerate(starts):
+                if len(ids) > upto:
+                    alike.setdefault(ids[: upto + 1], []).append(index)
+            if len(alike) == sum(map(len, alike.values())):
                 break
-            tokens = np.where(joined, np.minimum(upto * self.block_size, self.lengths), tokens)
-        return tokens
+            for indices in alike.values():
+                # An id may stand for less than it has room for: how far two agree the shorter one says.
+                second, longest = sorted([0, *(lengths[index] for index in indices)])[-2:]
+                for index in indices:
+                    other = second if lengths[index] == longest else longest
+                    tokens[index] = max(tokens[index], min(upto * self.block_size, lengths[index], other))
+        return np.array(tokens, dtype=np.int64)
 
 
 def draw_prefixes(content: ContentSpec | None, rng: Streams, num: int) -> Prefixes:

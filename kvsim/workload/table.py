@@ -58,6 +58,9 @@ class Traits:
         if self.sample_lens is not None and self.sample_offsets is not None:
             begin, end = self.sample_offsets[index : index + 2]
             sample_lens = tuple(self.sample_lens[begin:end].tolist())
+        sampling = self.sampling
+        if self.num_samples is not None and (num_samples := int(self.num_samples[index])) != sampling.n:
+            sampling = Sampling(n=num_samples)
         longest = max(sample_lens, default=output_len)
         return Request(
             request_id=request_id,
@@ -65,9 +68,7 @@ class Traits:
             prompt=prompt,
             output_len=output_len,
             max_output_len=longest if self.max_output is None else max(longest, int(self.max_output[index])),
-            sampling=self.sampling
-            if self.num_samples is None
-            else _sampling(int(self.num_samples[index]), self.sampling),
+            sampling=sampling,
             sample_lens=sample_lens,
             priority=0 if self.priorities is None else int(self.priorities[index]),
             namespace=NO_NAMESPACE if self.loras is None else Namespace(lora=f"lora-{self.loras[index]}"),
@@ -79,10 +80,6 @@ class Traits:
     def seeds(self, start: int, stop: int) -> list[int]:
         """The seeds of requests `start .. stop - 1`."""
         return [seed >> 1 for seed in mix_range(self.seed, start, stop)]
-
-
-def _sampling(num_samples: int, default: Sampling) -> Sampling:
-    return default if num_samples == default.n else Sampling(n=num_samples)
 
 
 @dataclass(frozen=True)

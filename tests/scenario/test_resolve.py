@@ -321,3 +321,34 @@ def test_prompts_that_reach_the_limit_are_foretold_to_be_rejected(prompt: int, i
     }
     assert any("all will be rejected" in text for text in scenario_from_dict(data).warnings) is is_told
     assert kvsim.run(data).summary["num_rejected"] == 2 * is_told
+
+
+@pytest.mark.parametrize("changes", [{"sampling": {"n": 4}}, {"sampling": {"beam_width": 4}}])
+@pytest.mark.parametrize("engine", ["paged", "vllm-v1", "orca-max"])
+def test_written_requests_ask_for_widths_of_their_own(engine: str, changes: dict[str, dict[str, int]]) -> None:
+    """What `sampling` says beside them is idle, and no reason to refuse them."""
+    data = {
+        "engine": engine,
+        "scheduler": {"max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 64},
+        "workload": {"requests": [{"prompt_tokens": 5, "output_tokens": 2}], **changes},
+        "memory": {"num_gpu_blocks_override": 50},
+    }
+    (key,) = changes["sampling"]
+    assert any(f"workload.sampling.{key}: is not used" in text for text in scenario_from_dict(data).warnings)
+    assert kvsim.run(data).summary["completed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "is_told"), [("paged", 310, False), ("vllm-v1", 305, False), ("vllm-v1", 306, True)]
+)
+def test_a_null_block_holds_no_request(engine: str, limit: int, is_told: bool) -> None:
+    """Of 20 blocks of 16 tokens vllm-v1 has 19: 304 tokens, and a request of 305 stores that many."""
+    data = {
+        "engine": engine,
+        "scheduler": {"max_model_len": limit},
+        "workload": {"num_requests": 1, "lengths": {"type": "fixed", "prompt": 300, "output": limit - 300}},
+        "memory": {"num_gpu_blocks_override": 20},
+    }
+    told = f"is {limit}, and the KV cache holds 304 tokens: longer requests will be rejected"
+    assert any(told in text for text in scenario_from_dict(data).warnings) is is_told
+    assert kvsim.run(data).summary["num_rejected"] == is_told

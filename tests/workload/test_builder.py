@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvsim.request import NO_NAMESPACE, Namespace, Request
 from kvsim.types import NS_PER_S, ScenarioError
-from kvsim.workload import build_source, content
+from kvsim.workload import TableSource, build_source, content
 from kvsim.workload.spec import WorkloadSpec
 
 
@@ -181,6 +181,23 @@ def test_hash_ids_share_exactly_as_far_as_they_agree(tmp_path: Path) -> None:
     assert a.prompt.content(0, 1000) == b.prompt.content(0, 1000)
     assert c.prompt.content(512, 600) == a.prompt.content(512, 600)
     assert c.prompt.content(0, 600) != a.prompt.content(0, 600)
+
+
+def test_hash_ids_share_no_more_than_the_shorter_prompt_has(tmp_path: Path) -> None:
+    """Ids of 16 tokens: the second stands for 13 of a prompt of 29, with which one of 40 shares no block of 32."""
+    path = tmp_path / "p.jsonl"
+    rows = [(29, [1, 2]), (40, [1, 2, 3]), (5, [7]), (5, [7])]
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": ids})
+            for length, ids in rows
+        )
+    )
+    source = build_source({"trace": str(path), "hash_block_size": 16})
+    assert isinstance(source, TableSource)
+    assert source.shares is not None
+    assert source.shares(32) == content.Shares(4, 0, 0, 0, 29)
+    assert source.shares(16) == content.Shares(2, 0, 2, 0, 5)
 
 
 def test_a_trace_replaces_arrivals_and_lengths_and_says_so(tmp_path: Path) -> None:
