@@ -336,7 +336,8 @@ class Recorder:
         totals.last_token_ns = next(emitting, totals.last_token_ns)
         times = step_times(starts, ends, num_regular)
         self.gaps.add_ticks(times)
-        chunk = step_chunk(times, planned, self._block_size, totals.num_evicted_blocks)
+        num_evicted = totals.num_evicted_blocks
+        chunk = step_chunk(times, planned, self._block_size, num_evicted, is_caching=self._is_caching)
         if self.keeps_steps:
             self.steps.add_chunk(chunk)
         check_chunk(chunk, self.capacity, totals.num_steps)

@@ -13,7 +13,7 @@ from kvsim.memory.interface import Usage
 from kvsim.metrics.columns import IntArray, int_array, packed
 from kvsim.metrics.gaps import StepTimes
 from kvsim.metrics.ledger import Parts, check_parts, plain_parts
-from kvsim.scheduling.plan import StepPlan, StepShape, pushed_out
+from kvsim.scheduling.plan import Admission, StepPlan, StepShape, pushed_out
 from kvsim.types import Ns
 
 LOAD_FIELDS = (
@@ -57,13 +57,19 @@ def step_times(starts: Seq[Ns], ends: Seq[Ns], num_regular: Seq[int]) -> StepTim
     return StepTimes(_times(starts), _times(ends), int_array(num_regular))
 
 
-def step_chunk(times: StepTimes, planned: Seq[Planned], block_size: int, num_evicted_before: int) -> IntArray:
-    """Steps in a row as a matrix (steps x `STEP_FIELDS`)."""
+def step_chunk(
+    times: StepTimes, planned: Seq[Planned], block_size: int, num_evicted_before: int, *, is_caching: bool
+) -> IntArray:
+    """Steps in a row as a matrix (steps x `STEP_FIELDS`).
+
+    Without a prefix cache (`is_caching`) nobody hits it: what samples that come back share is no hit.
+    """
     plans, usages, stored, over, parts = zip(*planned, strict=True)
     # Transposed: each field of these holds the column of that field.
     plan: Any = StepPlan._make(zip(*plans, strict=True))
     shape: Any = StepShape._make(zip(*plan.shape, strict=True))
     usage: Any = Usage._make(map(_column, zip(*usages, strict=True)))
+    admitted = plan.admitted if is_caching else ((),) * len(plans)
     stored_states = _column(stored) - _column(plan.num_superfluous)
     columns: dict[str, IntArray] = {
         "start_ns": times.starts,
@@ -79,7 +85,7 @@ def step_chunk(times: StepTimes, planned: Seq[Planned], block_size: int, num_evi
         "num_copies": _column(shape.num_copies),
         "swapped_out_blocks": _column(shape.num_swapped_out_blocks),
         "swapped_in_blocks": _column(shape.num_swapped_in_blocks),
-        "prefix_hit_tokens": _counts(plan.admitted, lambda admitted: sum([one.num_hit_tokens for one in admitted])),
+        "prefix_hit_tokens": _counts(admitted, _num_hit_tokens),
         "evicted_blocks": np.diff(usage.num_evicted, prepend=num_evicted_before),
         "num_sequences": _column(plan.num_sequences),
         "num_table_updates": _column(shape.num_table_updates),
@@ -123,6 +129,10 @@ def _times(values: Seq[Ns]) -> IntArray:
         return packed(values)
     except struct.error:
         return np.array(values)
+
+
+def _num_hit_tokens(admitted: tuple[Admission, ...]) -> int:
+    return sum([admission.num_hit_tokens for admission in admitted])
 
 
 def _counts(values: tuple[Any, ...], count: Callable[[Any], int]) -> IntArray:

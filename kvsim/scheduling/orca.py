@@ -66,11 +66,12 @@ class OrcaScheduler(PagedScheduler):
         if step.head_wait != "blocks" or not self._make_room(step):
             return False
         step.waits_for_memory, step.head_slots, step.head_wait = False, 0, ""
-        return True
+        return super()._has_room(group, num_tokens, prefix, step)
 
     def _make_room(self, step: PlanBuilder) -> bool:
         """Compact for the head of the queue, once per step; what this step will store has nothing to copy yet."""
-        if self.regions.compaction is None or self._moves or self.regions.num_free_blocks < step.head_slots:
+        kept = self.watermark_blocks if self.running else 0
+        if self.regions.compaction is None or self._moves or self.regions.num_free_blocks - kept < step.head_slots:
             return False
         stored = {seq.seq_id: seq.num_computed_tokens for seq in self.running_sequences()}
         moves = self.regions.make_room(step.head_slots)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvsim.memory.block_pool import FREE_LIST_POLICIES, BlockPool
@@ -63,6 +63,7 @@ COMMANDS = st.lists(
 
 @pytest.mark.parametrize("can_pull", [True, False])
 @pytest.mark.parametrize("policy", FREE_LIST_POLICIES)
+@example(commands=[("take", 1), ("fill", 0), ("release", 0), ("hit", 0)], num_reserved=0)
 @given(commands=COMMANDS, num_reserved=st.integers(0, 1))
 def test_every_order_is_that_of_its_rule(policy: str, can_pull: bool, commands, num_reserved: int) -> None:
     plain = PlainPool(policy, num_reserved)

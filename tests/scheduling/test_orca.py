@@ -93,6 +93,19 @@ def test_what_no_region_holds_is_rejected_with_both_numbers():
         orca().submit(request("A", 2, 2, sampling=Sampling(beam_width=2)))
 
 
+@pytest.mark.parametrize(("watermark", "is_let_in"), [(0.0, True), (0.05, True), (0.06, False), (0.2, False)])
+def test_compaction_leaves_the_watermark_alone(watermark, is_let_in):
+    # A, B and C take 30, 20 and 30 of 100 slots; when A has ended two holes of 30 and 20 are left, and E needs 45.
+    scheduler = orca(reservation="oracle", max_model_len=100, compaction="on_demand", watermark=watermark)
+    for name, prompt_len, output_len in (("A", 29, 2), ("B", 11, 10), ("C", 21, 10), ("E", 36, 10)):
+        scheduler.submit(request(name, prompt_len, output_len))
+    step(scheduler)
+    step(scheduler)
+    plan, _ = step(scheduler)
+    assert bool(plan.admitted) == bool(plan.moves) == is_let_in
+    assert scheduler.allocator.num_free_blocks == (5 if is_let_in else 50)
+
+
 @pytest.mark.parametrize("compaction", [None, "on_demand"])
 def test_compaction_lets_in_whoever_misses_a_hole_and_is_paid_for(compaction):
     scheduler = orca(num_slots=20, reservation="oracle", max_model_len=20, compaction=compaction)

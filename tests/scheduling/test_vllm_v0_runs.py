@@ -31,6 +31,13 @@ def scenario(num_host_blocks: int, sampling: dict[str, int], **keys: Any) -> dic
     }
 
 
+def test_what_samples_share_when_they_come_back_is_no_hit_of_a_prefix_cache() -> None:
+    result = run(scenario(0, {"n": 3}))
+    assert result.summary["num_recomputed_tokens"] > 0
+    assert result.summary["prefix_cache_queries"] == 0
+    assert result.steps.prefix_hit_tokens.sum() == 0
+
+
 @pytest.mark.parametrize("num_host_blocks", [0, 4, 20])
 @pytest.mark.parametrize("sampling", [{"n": 1}, {"n": 3}, {"beam_width": 3}], ids=str)
 def test_attention_over_its_tables_is_dense_attention(sampling: dict[str, int], num_host_blocks: int) -> None:
