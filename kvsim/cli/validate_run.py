@@ -62,6 +62,8 @@ def command(
     if not no_plots and not as_json:
         draw(unfitted, plot)
     fitted = _fitted(run_dir, workload, gpu, profile, model) if fit else None
+    for text in fitted[1].doubts() if fitted is not None else ():
+        console.warn(text)
     if as_json:
         document = unfitted.as_dict()
         if fitted is not None:
