@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsim.cli import main
+from kvsim.cost.interface import CostModel
 from kvsim.cost.profile import load_profile, profile_names
+from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
 from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, predict, setting_of
+from kvsim.validate_run.prediction import kernel_cost
 
 RUNS = Path("data", "traces", "vllm-0.19-runs")
 
@@ -234,8 +238,13 @@ def test_the_command_says_which_overhead_it_fitted(tmp_path: Path, capsys: pytes
     assert abs(shown["fitted"]["makespan_s"]["error_pct"]) < 1.0
 
 
-def write_simulated_run(folder: Path, overhead_us: tuple[float, float], num: int = 60) -> Path:
-    """A run that the simulator made with a known overhead (decode-only steps, steps with prompts)."""
+def write_simulated_run(
+    folder: Path, overhead_us: tuple[float, float], num: int = 60, max_num_seqs: int | None = None
+) -> Path:
+    """A run that the simulator made with a known overhead (decode-only steps, steps with prompts).
+
+    With `max_num_seqs` in truth, where the folder's meta.json says 8.
+    """
     workload = write_run(folder, num=num)
     rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     work = [json.loads(line) for line in workload.read_text().splitlines()]
@@ -246,7 +255,9 @@ def write_simulated_run(folder: Path, overhead_us: tuple[float, float], num: int
     workload.write_text("\n".join(map(json.dumps, work)))
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run = load_run(folder)
-    true = predict(run, workload, setting_of(run), decode_overhead_us=overhead_us[0], mixed_overhead_us=overhead_us[1])
+    setting = setting_of(run)
+    setting = setting if max_num_seqs is None else replace(setting, max_num_seqs=max_num_seqs)
+    true = predict(run, workload, setting, decode_overhead_us=overhead_us[0], mixed_overhead_us=overhead_us[1])
     for i, row in enumerate(rows):
         row |= {
             "first_token_ts": 5.0 + float(true.first_token_s[i]),
@@ -263,6 +274,38 @@ def test_a_known_overhead_is_found_again(tmp_path: Path, overhead_us: tuple[floa
     assert found.decode_step_us == pytest.approx(overhead_us[0], rel=0.1)
     assert found.mixed_step_us == pytest.approx(overhead_us[1], rel=0.1)
     assert 0 < found.num_used <= found.num_gaps
+
+
+class UnevenSteps:
+    """A cost model whose steps take now a little more, now a little less."""
+
+    def __init__(self, cost: CostModel, spread: float) -> None:
+        self.cost, self.spread, self.rng = cost, spread, np.random.default_rng(1)
+
+    def step_ns(self, shape: StepShape) -> int:
+        return max(1, round(self.cost.step_ns(shape) * math.exp(self.spread * self.rng.standard_normal())))
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.1])
+def test_steps_that_scatter_do_not_keep_a_fit_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "kvsim.validate_run.prediction.kernel_cost", lambda *args: UnevenSteps(kernel_cost(*args), spread)
+        )
+        workload = write_simulated_run(tmp_path / "h100", (2_000, 2_000), num=120)
+    found = fit_overhead(tmp_path / "h100", workload)
+    for figure_us, error_us in zip((found.decode_step_us, found.mixed_step_us), found.standard_errors_us, strict=True):
+        assert figure_us == pytest.approx(2_000, abs=max(3 * error_us, 50))
+    assert not found.doubts()
+
+
+def test_arguments_that_are_not_those_of_the_run_may_be_why_nothing_fits(tmp_path: Path) -> None:
+    """Truly 12 sequences ran at once where meta.json says 8."""
+    workload = write_simulated_run(tmp_path / "h100", (500, 500), max_num_seqs=12)
+    with pytest.raises(ScenarioError, match=r"h100: too few gaps .* check that model, profile and engine arguments"):
+        fit_overhead(tmp_path / "h100", workload)
 
 
 def test_a_fit_that_does_not_converge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

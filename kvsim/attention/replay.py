@@ -43,7 +43,8 @@ class Replay:
     `detail=True`, so that plans list their decodes and table updates. The order within a step is: moves of regions
     (compaction), swap-outs, table updates as they are listed, swap-ins, block copies, then layer by layer all writes
     before all reads. Slots that nobody wrote since their block was handed out hold NaN: what an earlier owner left
-    there is of no help, even if it happens to be right.
+    there is of no help, even if it happens to be right. Every slot remembers for which position it was written, since
+    attention is the same over keys in another order.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Replay:
         self.block_size = block_size
         self.sliding_window = sliding_window
         self.model = ToyModel(num_layers, num_heads, num_kv_heads, head_dim)
-        # (layer, key or value, block, slot, head, element)
+        # (layer, key or value, block, slot, head, element); behind the model's layers one with the place of each token.
         block_shape = (block_size, num_kv_heads, head_dim)
-        self.gpu = np.full((num_layers, 2, num_blocks, *block_shape), np.nan, np.float32)
-        self.host = np.full((num_layers, 2, num_host_blocks, *block_shape), np.nan, np.float32)
+        self.gpu = np.full((num_layers + 1, 2, num_blocks, *block_shape), np.nan, np.float32)
+        self.host = np.full((num_layers + 1, 2, num_host_blocks, *block_shape), np.nan, np.float32)
         self.lanes: dict[Hashable, Lane] = {}
         self._left: deque[tuple[int, Hashable]] = deque()
         self.num_checked_tokens = 0
@@ -164,7 +165,13 @@ class Replay:
                 )
             yield self._work(plan.step, lane, chunk.num_tokens)
         for seq in plan.decodes or ():
-            yield self._work(plan.step, self._lane(seq), 1)
+            lane = self._lane(seq)
+            if lane.num_stored < seq.request.prompt_len:
+                raise LawViolation(
+                    f"law 10: step {plan.step}, {_name(seq)}, position {lane.num_stored}: "
+                    f"it decodes here, within its prompt of {seq.request.prompt_len} tokens"
+                )
+            yield self._work(plan.step, lane, 1)
 
     def _work(self, step: int, lane: Lane, num_tokens: int) -> Work:
         work = Work(lane, lane.num_stored, num_tokens)
@@ -194,7 +201,25 @@ class Replay:
             outputs = self._attend(layer, x, works, block_ids, positions % self.block_size)
             self._compare(step, layer, outputs, works)
             x = self.model.next_layer(layer, x, outputs)
+        self.gpu[-1, :, block_ids, positions % self.block_size] = positions[:, None, None, None]
+        self._check_places(step, works)
         self.num_checked_tokens += len(x)
+
+    def _check_places(self, step: int, works: list[Work]) -> None:
+        """Every token lies where its sequence's table says: attention alone does not see two blocks change places."""
+        for work in works:
+            stop = work.start + work.num_tokens
+            first = 0 if self.sliding_window is None else max(0, stop - self.sliding_window)
+            expected = np.arange(first, stop)
+            table = np.array(work.lane.table)
+            places = self.gpu[-1, 0, table[expected // self.block_size], expected % self.block_size, 0, 0]
+            wrong = np.flatnonzero(places != expected)
+            if len(wrong):
+                position = int(expected[wrong[0]])
+                raise LawViolation(
+                    f"law 10: step {step}, {_name(work.lane.seq)}, position {position}: its block table "
+                    f"{work.lane.table} leads to what was stored for position {places[wrong[0]]:g}"
+                )
 
     def _attend(self, layer: int, x: Array, works: list[Work], block_ids: Array, slots: Array) -> Array:
         """Write the keys and values of all tokens, then read: the order that lets a step share what it computes."""

@@ -192,5 +192,7 @@ def _add_overhead(
         overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
         for text in setting_of(load_run(run), profile=fitted, model=model, gpu=gpu).warnings:
             console.warn(text)
+    for text in overhead.doubts():
+        console.warn(text)
     _show(as_json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()

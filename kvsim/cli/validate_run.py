@@ -63,6 +63,8 @@ def command(
     texts = ["\n".join(unfitted.notes), _text("unfitted: the profile as it is", unfitted)]
     if fit:
         overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
+        for text in overhead.doubts():
+            console.warn(text)
         prediction = predict(
             run,
             workload,

@@ -33,6 +33,8 @@ MIN_GAPS = 5
 _SANE_RATIO = 0.15
 """Gaps that differ more than this from kernels and overhead hold other steps than the simulated ones."""
 _MAX_TURNS = 50
+_ERROR_OF_MEDIAN = 0.93
+"""Standard error of the median of normally distributed values, in distances of their quartiles over root n."""
 MOST_US = 100_000.0
 """No engine spends this beside the kernels of a step; times in milliseconds look like it."""
 
@@ -66,6 +68,8 @@ class Overhead:
     """Weighted mean absolute deviation of what is left of the steps with prompts."""
     num_gaps: int = 0
     """All gaps, used or not."""
+    num_all_decode_gaps: int = 0
+    """All of those without prompts, in which no engine is ever idle."""
     settled: bool = True
     """The gaps used are those that come near this very overhead."""
 
@@ -73,6 +77,22 @@ class Overhead:
     def num_used(self) -> int:
         """The gaps that the figures come from; too few with prompts say nothing."""
         return self.num_decode_gaps + (self.num_mixed_gaps if self.num_mixed_gaps >= MIN_GAPS else 0)
+
+    @property
+    def standard_errors_us(self) -> tuple[float, float]:
+        """How far chance moves either figure: a median over gaps, per decode-only step and per step with prompts."""
+        both = (self.decode_quartiles_us, self.num_decode_gaps), (self.mixed_quartiles_us, self.num_mixed_gaps)
+        decode_us, mixed_us = (_ERROR_OF_MEDIAN * (high - low) / max(1, num) ** 0.5 for (low, high), num in both)
+        return decode_us, mixed_us
+
+    def doubts(self) -> list[str]:
+        """A line where most of what cannot be idle time is left unexplained."""
+        if 2 * self.num_decode_gaps >= self.num_all_decode_gaps:
+            return []
+        return [
+            f"{self.source}: only {self.num_decode_gaps} of {self.num_all_decode_gaps} gaps without prompts last as "
+            f"long as the simulated steps: check that model, profile and engine arguments are those of the run"
+        ]
 
     def used_text(self) -> str:
         """How many of the gaps were used."""
@@ -98,9 +118,10 @@ class Overhead:
 
     def short(self) -> str:
         """The figures on a line."""
+        decode_error_us, mixed_error_us = self.standard_errors_us
         return (
-            f"{self.decode_step_us:.0f} us per decode step, {self.mixed_step_us:.0f} us per step with prompts, "
-            f"{self.tiles_text()}; {self.used_text()}"
+            f"{self.decode_step_us:.0f} ± {decode_error_us:.0f} us per decode step, {self.mixed_step_us:.0f} ± "
+            f"{mixed_error_us:.0f} us per step with prompts, {self.tiles_text()}; {self.used_text()}"
         )
 
     def tiles_text(self) -> str:
@@ -156,7 +177,7 @@ def _in_turns(
         if found is not None and near == used:
             return found
         used = near
-        found = _overhead_of(used, len(gaps), source, gemm_tiles)
+        found = _overhead_of(used, gaps, source, gemm_tiles)
         if found is None:
             return None
         guess_us = found.decode_step_us, found.mixed_step_us
@@ -193,7 +214,7 @@ def did_not_converge(where: object, found: Overhead) -> ScenarioError:
 
 def _first_guess_us(gaps: list[Gap]) -> tuple[float, float]:
     """The median over all decode-only gaps; gaps with prompts are too often idle time to say anything by themselves."""
-    pure = [gap for gap in gaps if gap.num_decode_steps and not gap.num_mixed_steps]
+    pure = _pure(gaps)
     if not pure:
         return 0.0, 0.0
     per_step = np.array([(gap.measured_us - gap.kernel_us) / gap.num_decode_steps for gap in pure])
@@ -202,15 +223,19 @@ def _first_guess_us(gaps: list[Gap]) -> tuple[float, float]:
     return guess_us, guess_us
 
 
+def _pure(gaps: list[Gap]) -> list[Gap]:
+    return [gap for gap in gaps if gap.num_decode_steps and not gap.num_mixed_steps]
+
+
 def _is_near(gap: Gap, overhead_us: tuple[float, float]) -> bool:
     expected_us = gap.kernel_us + gap.num_decode_steps * overhead_us[0] + gap.num_mixed_steps * overhead_us[1]
     return abs(gap.measured_us / max(expected_us, 1e-9) - 1.0) <= _SANE_RATIO
 
 
 def _overhead_of(
-    sane: list[Gap], num_gaps: int, source: str, gemm_tiles: tuple[tuple[int, int], ...]
+    sane: list[Gap], gaps: list[Gap], source: str, gemm_tiles: tuple[tuple[int, int], ...]
 ) -> Overhead | None:
-    pure = [gap for gap in sane if gap.num_decode_steps and not gap.num_mixed_steps]
+    pure = _pure(sane)
     if len(pure) < MIN_GAPS:
         return None
     per_step = np.array([(gap.measured_us - gap.kernel_us) / gap.num_decode_steps for gap in pure])
@@ -236,7 +261,8 @@ def _overhead_of(
         source,
         gemm_tiles,
         0.0 if few else float(np.average(np.abs(rest - mixed_us), weights=mixed_weights)),
-        num_gaps,
+        len(gaps),
+        len(_pure(gaps)),
     )
 
 

@@ -139,7 +139,7 @@ class KernelCost:
         self._page_factor = block_size_factor(block_size, _measured_block_size(times.profile)).factor
         bytes_per_token = shapes.bytes_per_token
         self._copied_token_ns = 2.0 * bytes_per_token / device.memory_gb_s
-        per_block = 2 * shapes.num_layers if copies_per_block is None else copies_per_block
+        per_block = shapes.num_kv_tensors if copies_per_block is None else copies_per_block
         link = HostLink(device.pcie_gb_s, PER_CALL_COPY_US, per_block)
         self._swapped_block_ns = link.swap_ns(1, block_size * bytes_per_token)
         self.table_entry_bytes = table_entry_bytes

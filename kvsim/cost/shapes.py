@@ -44,6 +44,8 @@ class ModelShapes:
     windows: tuple[tuple[int, int | None], ...]
     """(number of layers, window or None)."""
     bytes_per_token: int
+    num_kv_tensors: int
+    """That a block is spread over: K and V of every layer that keeps them, or its latent."""
     all_reduces_per_layer: int
     tensor_parallel_size: int
     notes: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ def model_shapes(geometry: ModelGeometry, tensor_parallel_size: int = 1, kv_cach
         kv_bytes=layer_bytes / (2 * kv_heads * head_dim),
         windows=windows,
         bytes_per_token=geometry.bytes_per_token(kv_cache_dtype, tp),
+        num_kv_tensors=(1 if geometry.latent_dim else 2) * geometry.num_kv_layers,
         all_reduces_per_layer=2 if tp > 1 else 0,
         tensor_parallel_size=tp,
         notes=(*_approximations(geometry, windows, geometry.element_dtype(kv_cache_dtype)), *mlp_notes),

@@ -91,6 +91,24 @@ def test_a_forgotten_block_is_noticed():
         hand.decode(seq)
 
 
+def test_blocks_that_changed_places_are_noticed():
+    """Attention over the same keys in another order is the same: nobody reads a different sum."""
+    hand = Hand()
+    seq = make_seq(0, range(10))
+    hand.admit(seq, [5, 2, 3])
+    message = r"law 10: step 1, sequence a, position 0: its block table \[2, 5, 3\] leads to .* for position 4"
+    with pytest.raises(LawViolation, match=message):
+        hand.run(decodes=(seq,), **grow(seq, 0, 2, 5))
+
+
+def test_a_decode_within_the_prompt_is_noticed():
+    hand = Hand()
+    seq = make_seq(0, range(6))
+    hand.admit(seq, [5, 2], stop=5)
+    with pytest.raises(LawViolation, match=r"law 10: step 1, sequence a, position 5: .* within its prompt of 6 tokens"):
+        hand.decode(seq)
+
+
 def test_two_sequences_in_one_block_are_noticed():
     hand = Hand()
     a, b = make_seq(0, range(6)), make_seq(1, range(10, 13))

@@ -142,6 +142,37 @@ def swap_into_the_neighbour(plan: StepPlan) -> StepPlan | None:
     return plan._replace(swap_in=(BlockMove(first.src, wrong), *others))
 
 
+def exchange_swapped_blocks(plan: StepPlan) -> StepPlan | None:
+    """Two blocks come back in each other's place: the same keys and values, in another order."""
+    if len(plan.swap_in) < 2:
+        return None
+    first, second, *others = plan.swap_in
+    return plan._replace(swap_in=(BlockMove(second.src, first.dst), BlockMove(first.src, second.dst), *others))
+
+
+def exchange_hit_blocks(plan: StepPlan) -> StepPlan | None:
+    """A prefix hit of two blocks, found in the wrong order; both are full and stay so."""
+    for index, update in enumerate(plan.table_updates):
+        hits = [admission.num_hit_tokens for admission in plan.admitted if admission.seq is update.seq]
+        if hits and hits[0] >= 2 * MAX_BLOCK_SIZE:
+            first, second, *others = update.block_ids
+            updates = list(plan.table_updates)
+            updates[index] = update._replace(block_ids=(second, first, *others))
+            return plan._replace(table_updates=tuple(updates))
+    return None
+
+
+def swap_as_recompute(plan: StepPlan) -> StepPlan | None:
+    """A victim whose blocks went to the host is told that it lost them, and comes back with what it never computed."""
+    if not any(preemption.is_swap for preemption in plan.preempted):
+        return None
+    return plan._replace(preempted=tuple(preemption._replace(is_swap=False) for preemption in plan.preempted))
+
+
+MAX_BLOCK_SIZE = 4
+"""Of random scenarios."""
+
+
 class Tampered:
     """A replay that gets the first plan of a kind in a wrong form."""
 
@@ -184,6 +215,13 @@ def test_one_skipped_copy_never_passes():
 
 def test_one_swap_into_the_wrong_block_never_passes():
     num_tampered, num_caught = count_caught(swap_into_the_neighbour, range(35))
+    assert num_caught == num_tampered > 5
+
+
+@pytest.mark.parametrize("tamper", [exchange_swapped_blocks, exchange_hit_blocks, swap_as_recompute])
+def test_what_attention_alone_does_not_see_never_passes(tamper):
+    """Attention over the same keys in another order is the same; and positions computed twice are computed right."""
+    num_tampered, num_caught = count_caught(tamper, range(35))
     assert num_caught == num_tampered > 5
 
 

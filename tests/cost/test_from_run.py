@@ -55,6 +55,27 @@ def test_steps_with_prompts_that_cost_far_more_are_found() -> None:
     assert (found.decode_step_us, found.mixed_step_us) == (pytest.approx(2_000), pytest.approx(6_000))
 
 
+@pytest.mark.parametrize(("num_near", "is_doubted"), [(8, True), (9, False)])
+def test_gaps_without_prompts_that_nothing_explains_are_doubted(num_near: int, is_doubted: bool) -> None:
+    """An engine is idle before a prompt at most: whatever else lasts too long held other steps."""
+    gaps = [Gap(10_300, 10_000, 1, 0)] * num_near + [Gap(20_600, 10_000, 1, 0)] * 9
+    gaps += [Gap(1e6 * i, 20_000, 0, 1) for i in range(30)]
+    found = overhead_of_gaps(gaps, "made up", first_guess_us=(300, 300))
+    assert found is not None
+    assert [f"only {num_near} of {num_near + 9} gaps" in text for text in found.doubts()] == [True] * is_doubted
+
+
+def test_chance_moves_a_median_by_its_standard_error() -> None:
+    """Over a hundred runs of 400 gaps that scatter by 1 %, the figure scatters as much as it says."""
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(100):
+        gaps = [Gap(10_000 + 300 + 100 * rng.standard_normal(), 10_000, 1, 0) for _ in range(400)]
+        found.append(overhead_of_gaps(gaps, "made up"))
+    spread = np.std([one.decode_step_us for one in found if one is not None])
+    assert np.mean([one.standard_errors_us[0] for one in found if one is not None]) == pytest.approx(spread, rel=0.2)
+
+
 def test_times_in_milliseconds_are_no_overhead(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="must be in seconds"):
         bench_overhead(bench(tmp_path / "b.json", 10.5), TenMilliseconds())

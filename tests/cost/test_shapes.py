@@ -129,3 +129,16 @@ def test_latent_projections_without_their_widths_are_priced_as_wide_heads_and_sa
 def test_the_rotary_part_of_a_latent_is_all_that_is_rotated():
     rotary = [width for kind, width, _ in model_shapes(load_model("deepseek-v3"), 8).row_ops if kind == "rotary_emb"]
     assert rotary == [2 * (16 + 1) * 64]
+
+
+@pytest.mark.parametrize(
+    ("config", "num_kv_tensors"),
+    [
+        (LLAMA, 64),
+        (load_model("deepseek-v3").config, 61),
+        (LLAMA | {"full_attention_interval": 4}, 16),
+        (LLAMA | {"num_kv_shared_layers": 12}, 40),
+    ],
+)
+def test_a_swapped_block_is_a_copy_of_each_tensor_that_it_is_in(config, num_kv_tensors):
+    assert model_shapes(ModelGeometry.from_config(config)).num_kv_tensors == num_kv_tensors
