@@ -68,8 +68,9 @@ class TokenStream:
         end = min(len(self), len(other))
         mine, theirs = bisect_right(self._ends, start), bisect_right(other._ends, start)
         while start < end:
-            if self._ends[mine] == other._ends[theirs] and self.pieces[mine] == other.pieces[theirs]:
-                # One piece, or the rest of it, that both texts are made of.
+            own, others = self.pieces[mine], other.pieces[theirs]
+            if self._ends[mine] == other._ends[theirs] and own == others and type(own) is type(others):
+                # One piece, or the rest of it, that both texts are made of; a segment equals three ids.
                 start = self._ends[mine]
                 mine, theirs = mine + 1, theirs + 1
                 continue

@@ -11,6 +11,7 @@
 """
 
 from kvsim.memory.block_table import Slot, TableDelta, slot_of, table_delta, upload_bytes
+from kvsim.memory.contiguous import ContiguousAllocator, NoHole
 from kvsim.memory.interface import (
     NO_MATCH,
     BlockCopy,
@@ -18,6 +19,7 @@ from kvsim.memory.interface import (
     KeyChain,
     KVAllocator,
     PrefixMatch,
+    RegionMove,
     Transfer,
     Usage,
 )
@@ -29,12 +31,15 @@ __all__ = [
     "NO_MATCH",
     "BlockCopy",
     "BlockMove",
+    "ContiguousAllocator",
     "Journal",
     "KVAllocator",
     "KeyChain",
+    "NoHole",
     "PagedAllocator",
     "PrefixKeys",
     "PrefixMatch",
+    "RegionMove",
     "Slot",
     "TableDelta",
     "Transfer",

@@ -141,6 +141,12 @@ class PrefixRun:
             place += 1
         return place
 
+    def agrees(self, place: int, keys: KeyChain | None) -> bool:
+        """The text agrees with the run up to a place (as it does before the run); no keys agree with everything."""
+        if keys is None or place < 0:
+            return True
+        return self.goes_on(0, keys) and self.last_common(0, keys, self.first + place) == place
+
     def carries(self, block_id: BlockId, place: int) -> bool:
         return self.carriers[place] == block_id or block_id in self.more.get(place, ())
 
@@ -247,22 +253,21 @@ class PrefixIndex:
             # Most matches lie in one run.
             last = len(block_ids) - 1
             if first.parent_place == -1 and first.carriers[: last + 1] == list(block_ids):
-                is_theirs = keys is None or (first.goes_on(0, keys) and first.last_common(0, keys, last) == last)
-                return Place(first, last) if is_theirs else None
+                return Place(first, last) if first.agrees(last, keys) else None
         run, place = self.root
         for block_id in block_ids:
             carried = self.run_of[block_id]
             if carried is run:
                 place += 1
             elif carried is not None and carried.parent is run and carried.parent_place == place:
+                if not run.agrees(place, keys):
+                    return None
                 run, place = carried, 0
             else:
                 return None
             if place >= len(run.carriers) or not run.carries(block_id, place):
                 return None
-            if keys is not None and not run.goes_on(place, keys):
-                return None
-        return Place(run, place)
+        return Place(run, place) if run.agrees(place, keys) else None
 
     def own(self, table: BlockTable) -> None:
         """Let a table have the run at whose end its text stands, if nobody else can come there unseen."""
