@@ -387,6 +387,13 @@ IDLE = [
         "scheduler.preemption",
         "swap_space holds no block",
     ),
+    # vLLM's number was of GiB; here a number alone is bytes.
+    (
+        "{engine: vllm-v0, scheduler: {preemption: auto}, memory: {swap_space: 4}}",
+        "scheduler.preemption: is auto",
+        "holds no block (4 bytes)",
+    ),
+    ("{scheduler: {preemption: swap_forked}, memory: {swap_space: 4}}", "is swap_forked", "holds no block (4 bytes)"),
     ("scheduler: {preemption: swap}", "scheduler.preemption", "swap_space is 0"),
     ("memory: {num_cpu_blocks_override: 7}", "num_cpu_blocks_override", "nothing is swapped"),
     ("{engine: vllm-v1, memory: {swap_space: 4GiB}}", "memory.swap_space", "the vllm-v1 scheduler never swaps"),

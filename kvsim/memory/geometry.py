@@ -22,7 +22,6 @@ from kvsim.memory.config_fields import (
     required,
     section,
     shown,
-    words,
 )
 from kvsim.memory.layers import FULL, LayerGroup, heads_per_layer, layer_groups, refuse_uneven_widths
 from kvsim.memory.model_len import max_model_len
@@ -141,7 +140,7 @@ class ModelGeometry:
         has_encoder = flag(text, "is_encoder_decoder", default=False)
         names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
         num_layers = required(text, *(_DECODER_LAYERS if has_encoder else ()), *names, most=MAX_LAYERS)
-        num_layers *= _ATTENTIONS_PER_LAYER.get(words(text, "model_type") or "", 1)
+        num_layers *= _ATTENTIONS_PER_LAYER.get(str(text.get("model_type")), 1)
         dtype = dtype or _dtype_name(text, config)
         latent_dim = _latent_dim(text)
         num_heads = optional(text, "decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")

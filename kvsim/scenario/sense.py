@@ -139,10 +139,11 @@ def _memory_is_there(scenario: Scenario) -> Iterator[Finding]:
         yield _too_small(scenario, pool, problem)
         return
     yield from _lengths_fit(scenario, pool)
-    is_contiguous = isinstance(scenario.allocator, ContiguousMemory)
-    if getattr(scenario.scheduler, "preemption", None) == "swap" and pool.num_host_blocks == 0 and not is_contiguous:
-        size = "holds no block" if scenario.memory.swap_space else "is 0"
-        text = f"is swap, and memory.swap_space {size}: victims are recomputed"
+    preemption, swap_space = getattr(scenario.scheduler, "preemption", None), scenario.memory.swap_space
+    is_asked_for = preemption == "swap" or (swap_space and preemption in ("auto", "swap_forked"))
+    if is_asked_for and pool.num_host_blocks == 0 and not isinstance(scenario.allocator, ContiguousMemory):
+        size = f"holds no block ({swap_space:,} bytes)" if swap_space else "is 0"
+        text = f"is {preemption}, and memory.swap_space {size}: victims are recomputed"
         yield Finding(("scheduler", "preemption"), text, False)
 
 
