@@ -133,3 +133,9 @@ def test_only_the_command_line_prints_and_exits(path: Path) -> None:
     calls = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
     names = [ast.unparse(call.func) for call in calls]
     assert not {"print", "exit", "quit", "sys.exit", "os._exit", "input"} & set(names)
+
+
+def test_pictures_are_written_in_one_place() -> None:
+    """Whole or not at all: `kvsim.files`. (A notebook's picture is no file.)"""
+    found = {name_of(path) for path in FILES if ".savefig(" in path.read_text("utf-8")}
+    assert found == {"kvsim/files.py", "kvsim/report/style.py"}

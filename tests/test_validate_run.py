@@ -697,3 +697,16 @@ def test_a_real_run_comes_out_five_per_cent_low(shared_dir: Path) -> None:
     comparison = compare(run, prediction)
     assert -6.0 < comparison.metrics["makespan_s"]["error_pct"] < -3.0
     assert abs(comparison.metrics["mean_tpot_ms"]["error_pct"]) < 5.0
+
+
+def test_only_a_picture_that_there_is_is_said_to_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "rtx-4090"
+    args = ["validate-run", str(folder), "--workload", str(write_run(folder)), "--plot", str(tmp_path / "p.png")]
+    assert main(args) == 0
+    assert "wrote" not in capsys.readouterr().out
+    (folder / "timeseries.csv").write_text("t,running\n0,1\n1,2\n")
+    assert main(args) == 0
+    assert f"wrote {tmp_path / 'p.png'}" in capsys.readouterr().out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*args[:-1], str(tmp_path / "p.bmpp")]) == 2
+    assert "p.bmpp: no picture can be written as 'bmpp'; name the file .png" in capsys.readouterr().err

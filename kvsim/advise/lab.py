@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -147,21 +147,13 @@ class Lab:
         if self._executor is None:
             return (task if isinstance(task, Done) else worker(task) for task in tasks)
         futures = [task if isinstance(task, Done) else self._executor.submit(worker, task) for task in tasks]
-        return (future if isinstance(future, Done) else _result(future) for future in futures)
+        return (future if isinstance(future, Done) else future.result() for future in futures)
 
     def _task(self, values: Values, seed: int) -> Task | Done:
         try:
             return Task(self.base.with_values({**values, "seed": seed}).to_yaml())
         except ScenarioError as error:
             return Done({}, str(error))
-
-
-def _result(future: Any) -> Done:
-    try:
-        done: Done = future.result()
-    except BrokenExecutor:
-        raise KvsimError("a worker process died: out of memory? try --jobs 1") from None
-    return done
 
 
 def peak_work(task: Task) -> Done:

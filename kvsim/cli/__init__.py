@@ -140,7 +140,7 @@ def _explain(error: Exception) -> int:
 
 
 def _named(error: OSError) -> str:
-    return f"{error.filename}: " if error.filename is not None else "a file "
+    return f"{error.filename}: " if error.filename is not None else "standard output, or a file, "
 
 
 def _fail(message: str, code: int) -> int:

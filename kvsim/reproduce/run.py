@@ -107,6 +107,8 @@ def reproduce(
         for figure in figures
         for name, case in figure.cases(Scale(quick)).items()
     }
+    if out is not None:
+        _check_place(out, figures)
     results = run_cases(cases, jobs=jobs, progress=progress)
     beside_what = published() if known is None else known
     tables = {figure.name: beside(figure, figure.ours(_of(figure, results)), beside_what) for figure in figures}
@@ -138,6 +140,17 @@ def _of(figure: Figure, results: Mapping[Key, Summary]) -> dict[str, Summary]:
 def _cpu_s(results: Mapping[Key, Summary]) -> float:
     """Of the runs; a run that several figures share counts once."""
     return sum({id(summary): float(summary[CPU_SECONDS]) for summary in results.values()}.values())
+
+
+def _check_place(out: Path, figures: Sequence[Figure]) -> None:
+    """Raises ScenarioError where the results could not be written, or would replace a page that is none of ours."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"{out}: cannot hold the results: {error.strerror}; choose another --out") from None
+    is_ours = any((out / f"{name}.csv").exists() for name in FIGURES)
+    if len(figures) == len(FIGURES) and (out / PAGE).exists() and not is_ours:
+        raise ScenarioError(f"{out / PAGE}: is no page of ours, and would be replaced; choose another --out")
 
 
 def write(found: Reproduction, out: Path) -> None:

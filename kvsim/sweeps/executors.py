@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
-from kvsim.types import ScenarioError
+from kvsim.types import KvsimError, ScenarioError
 
 TASK_RETRIES = 3
 """How often a cluster repeats a task whose worker died."""
@@ -21,9 +21,17 @@ def default_jobs() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def executor_for(jobs: int) -> AbstractContextManager[Executor | None]:
-    """`jobs` processes; None where one job is wanted, which this process does."""
-    return nullcontext() if jobs == 1 else local_executor(jobs)
+@contextmanager
+def executor_for(jobs: int) -> Iterator[Executor | None]:
+    """`jobs` processes; None where one job is wanted, which this process does. Raises KvsimError where one dies."""
+    if jobs == 1:
+        yield None
+        return
+    try:
+        with local_executor(jobs) as executor:
+            yield executor
+    except BrokenExecutor:
+        raise KvsimError("a worker process died: out of memory? try --jobs 1") from None
 
 
 @contextmanager

@@ -213,6 +213,29 @@ def test_every_figure_names_its_cases_and_is_smaller_when_quick() -> None:
         assert full.keys() == quick.keys()
 
 
+@pytest.mark.parametrize(
+    ("args", "there", "expected"),
+    [
+        (["table1", "--out", "file"], "file", "error: file: cannot hold the results: File exists; choose another --ou"),
+        (["all", "--out", "."], "README.md", "error: README.md: is no page of ours, and would be replaced; choose an"),
+    ],
+)
+def test_a_place_that_cannot_hold_the_results_is_refused_before_anything_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    there: str,
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(there).write_text("mine")
+    monkeypatch.setattr("kvsim.reproduce.run.run_cases", None)
+    assert main(["reproduce", *args]) == 2
+    assert capsys.readouterr().err.startswith(expected)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_the_command_prints_json_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["reproduce", "table1", "fig19", "--quick", "--jobs", "1", "--out", str(tmp_path / "out"), "--json"]) == 0

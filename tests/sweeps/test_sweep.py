@@ -28,8 +28,9 @@ from sweeps.sweeping import (
 import kvsim
 from kvsim.cli import main
 from kvsim.sweeps import run as sweep_run
+from kvsim.sweeps.executors import executor_for
 from kvsim.sweeps.tables import aggregate
-from kvsim.types import ScenarioError
+from kvsim.types import KvsimError, ScenarioError
 
 
 def test_rows_are_those_of_single_runs() -> None:
@@ -345,3 +346,10 @@ def test_killed_at_ten_moments_it_resumes_to_the_same_bytes(tmp_path: Path) -> N
         assert again.returncode == 0
         assert files_of(out) == files_of(tmp_path / "whole")
         assert kept.items() <= points_in(out).items()
+
+
+def test_a_worker_that_dies_is_said_to_have() -> None:
+    """`advise` and `reproduce` have no rows to say it in."""
+    with pytest.raises(KvsimError, match="a worker process died: out of memory"), executor_for(2) as executor:
+        assert executor is not None
+        executor.submit(os._exit, 1).result()
