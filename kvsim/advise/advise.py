@@ -86,6 +86,8 @@ def advise(
     notes = (*notes, *base.warnings)
     if is_assumed:
         notes = (*notes, f"the scenario has no SLO; assumed is {describe_slo(base)} (say --slo)")
+    if base.scenario.tensor_parallel_size > 1:
+        notes = (*notes, f"GiB are those of each of the {base.scenario.tensor_parallel_size} GPUs")
     chosen = tuple(range(base.scenario.seed, base.scenario.seed + seeds))
     expected = RUNS_EXPECTED * seeds
     with executor_for(jobs or default_jobs()) as executor:
