@@ -87,6 +87,8 @@ def advise(
     notes = (*notes, *base.warnings)
     if is_assumed:
         notes = (*notes, f"the scenario has no SLO; assumed is {describe_slo(base)} (say --slo)")
+    if base.scenario.tensor_parallel_size > 1:
+        notes = (*notes, f"GiB are those of each of the {base.scenario.tensor_parallel_size} GPUs")
     chosen = seeds_of(seeds, base.scenario.seed)
     expected = RUNS_EXPECTED * seeds
     with executor_for(jobs or default_jobs()) as executor:

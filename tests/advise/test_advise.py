@@ -122,6 +122,13 @@ def test_keys_that_do_not_count_are_among_the_notes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_chance", lambda lab: ())
     notes = advise(TINY, jobs=1, **{"workload.speed": 2}).notes
     assert any("workload.speed: is not used: there is no trace" in note for note in notes)
+    assert not any("GPUs" in note for note in notes)
+
+
+def test_sizes_of_one_gpu_of_several_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["kvsim.advise.advise"], "_ask", lambda lab: ())
+    notes = advise(TINY, jobs=1, tensor_parallel_size=4, model="llama-3.1-70b").notes
+    assert "GiB are those of each of the 4 GPUs" in notes
 
 
 def test_one_seed_is_not_enough() -> None:
