@@ -190,9 +190,8 @@ def _add_overhead(
         from kvsim.validate_run import fit_overhead, load_run, setting_of
 
         overhead = fit_overhead(run, workload, profile=fitted, model=model, gpu=gpu)
-        for text in setting_of(load_run(run), profile=fitted, model=model, gpu=gpu).warnings:
+        # A benchmark's gaps without first tokens may hold pieces of prompts: only a run's are known.
+        for text in (*setting_of(load_run(run), profile=fitted, model=model, gpu=gpu).warnings, *overhead.doubts()):
             console.warn(text)
-    for text in overhead.doubts():
-        console.warn(text)
     _show(as_json, overhead.text())
     return replace(fitted, overhead=overhead.as_dict()), overhead.as_dict()
