@@ -242,25 +242,35 @@ class PagedAllocator:
         """Take the last `append_slots` of a sequence back: its tokens are not written after all.
 
         `copies` may hold those of others; none was executed. Raises AllocatorError for an unknown or swapped sequence,
-        for one that stores fewer tokens, and for windows.
+        for one that stores fewer tokens, and for the paper's engine's window (`upstream_faults`), whose copies leave
+        the ring.
         """
         table = self._table(seq_id)
-        if self.window_blocks or not 0 < num_tokens < table.num_tokens:
+        if self.window_blocks and self.upstream_faults:
+            raise AllocatorError("with upstream_faults a sliding window takes nothing back")
+        if not 0 < num_tokens < table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} cannot take back {num_tokens} of {table.num_tokens} tokens")
         self._name(seq_id)
         self.index.disown(table)
         table.num_tokens -= num_tokens
         num_blocks = self._ceil(table.num_tokens)
-        unused = table.block_ids[num_blocks:]
+        dropped = table.block_ids[num_blocks:]
         del table.block_ids[num_blocks:]
-        self._num_logical -= len(unused)
-        copy = next((copy for copy in copies if copy.dst == table.block_ids[-1]), None)
-        if copy is not None:
-            self._num_shared_tails += self._ref[copy.src] == 1
-            self.pool.share(copy.src)
-            table.block_ids[-1] = copy.src
-            unused.append(copy.dst)
+        self._num_logical -= len(dropped)
+        # Beyond the window entries name blocks of the ring again.
+        unused = dropped[: max(0, self.window_blocks - num_blocks)] if self.window_blocks else dropped
+        for copy in copies:
+            if copy.dst in table.block_ids:
+                self._undo_copy(table, copy)
+                unused.append(copy.dst)
         self.pool.release(unused)
+
+    def _undo_copy(self, table: BlockTable, copy: BlockCopy) -> None:
+        """Let a table name the block again that it was to copy; the copy itself is still to be released."""
+        is_tail = copy.dst == table.block_ids[-1]
+        self._num_shared_tails += is_tail and self._is_partial(table) and self._ref[copy.src] == 1
+        self.pool.share(copy.src)
+        table.block_ids = [copy.src if block_id == copy.dst else block_id for block_id in table.block_ids]
 
     def grow_each(self, seq_ids: Sequence[SeqId]) -> int:
         """Fill the blocks that each sequence has, and store one token in a new one, in order.
