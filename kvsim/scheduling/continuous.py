@@ -17,6 +17,7 @@ from typing import Any
 
 from kvsim.memory.interface import NO_MATCH, BlockCopy, PrefixMatch, stands_for
 from kvsim.request import RUNNING, Group, Sequence, Status
+from kvsim.scheduling import policies
 from kvsim.scheduling.builder import NOBODY_WAITS, UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import merged
 from kvsim.scheduling.emission import TokenEmission
@@ -238,6 +239,8 @@ class ContinuousScheduler(TokenEmission):
 
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt one victim; False if that was the sequence's own group."""
+        if self.victim not in policies.BLIND_VICTIMS:
+            self.calendar.settle_all()
         victim = self.victim(self.running.values())
         self._preempt(victim, step, had_turn=any(self._had_turn(one, seq, step) for one in victim.seqs))
         return victim is not seq.group
