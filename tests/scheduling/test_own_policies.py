@@ -65,3 +65,18 @@ def test_a_preemption_mode_is_chosen_by_current_counters(kind: Any) -> None:
 
     assert steps("calendar") == steps("plain")
     assert asked["calendar"] == asked["plain"]
+
+
+@pytest.mark.parametrize("kind", [PagedScheduler, VllmV1Scheduler, VllmV1AsyncScheduler])
+@pytest.mark.parametrize("limit", [27, 34, 48, 62])
+def test_a_gate_sees_the_slots_that_are_filled(kind: Any, limit: int) -> None:
+    def steps(engine_loop: str) -> list[Any]:
+        def gate(group: Any, allocator: Any) -> bool:
+            return bool(allocator.num_filled_slots < limit)
+
+        source = ListSource([request(f"r{i}", 5 + 3 * i, 20, 2.0 * i) for i in range(8)])
+        scheduler = kind(PagedAllocator(24, 8), gate=gate, engine_loop=engine_loop)
+        recorder = simulate(scheduler, StepCost(), source, record=("steps", "requests")).recorder
+        return [tuple(row) for row in recorder.steps.matrix().tolist()]
+
+    assert steps("calendar") == steps("plain")
