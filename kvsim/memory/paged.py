@@ -101,28 +101,33 @@ class PagedAllocator(PagedState):
         """Take the last `append_slots` of a sequence back: its tokens are not written after all, and nobody finds them.
 
         `copies` may hold those of others; none was executed. Raises AllocatorError for an unknown or swapped sequence,
-        for one that stores fewer tokens, for tokens that others share, and for windows; nothing is changed then.
+        for one that stores fewer tokens, for tokens that others share, and for the paper's engine's window
+        (`upstream_faults`), whose copies leave the ring; nothing is changed then.
         """
         table = self._table(seq_id)
         num_kept = table.num_tokens - num_tokens
-        if self.window_blocks or not 0 < num_tokens < table.num_tokens:
+        if self.window_blocks and self.upstream_faults:
+            raise AllocatorError("with upstream_faults a sliding window takes nothing back")
+        if not 0 < num_tokens < table.num_tokens:
             raise AllocatorError(f"sequence {seq_id!r} cannot take back {num_tokens} of {table.num_tokens} tokens")
         num_blocks = self._ceil(num_kept)
-        copy = next((copy for copy in copies if copy.dst == table.block_ids[num_blocks - 1]), None)
-        if not self._ref[copy.src] if copy is not None else self._is_read_beyond(table, num_kept):
+        undone = [copy for copy in copies if copy.dst in table.block_ids[:num_blocks]]
+        is_tail_copied = table.block_ids[num_blocks - 1] in [copy.dst for copy in undone]
+        lost_source = any(not self._ref[copy.src] for copy in undone)
+        if lost_source or (not is_tail_copied and self._is_read_beyond(table, num_kept)):
             raise AllocatorError(
                 f"sequence {seq_id!r} takes {num_tokens} tokens back too late: others came or went since"
             )
         self.unregister(seq_id, num_kept)
         self._name(seq_id)
         table.num_tokens = num_kept
-        unused = table.block_ids[num_blocks:]
+        dropped = table.block_ids[num_blocks:]
         del table.block_ids[num_blocks:]
-        self._num_logical -= len(unused)
-        if copy is not None:
-            self._num_shared_tails += self._ref[copy.src] == 1
-            self.pool.share(copy.src)
-            table.block_ids[-1] = copy.src
+        self._num_logical -= len(dropped)
+        # Beyond the window entries name blocks of the ring again.
+        unused = dropped[: max(0, self.window_blocks - num_blocks)] if self.window_blocks else dropped
+        for copy in undone:
+            self._undo_copy(table, copy)
             unused.append(copy.dst)
         self.pool.release(unused)
 
@@ -134,6 +139,13 @@ class PagedAllocator(PagedState):
             other is not table and other.num_tokens > num_tokens and other.block_ids[index] == block_id
             for other in (self._tables.values() if num_tokens % self.block_size else ())
         )
+
+    def _undo_copy(self, table: BlockTable, copy: BlockCopy) -> None:
+        """Let a table name the block again that it was to copy; the copy itself is still to be released."""
+        is_tail = copy.dst == table.block_ids[-1]
+        self._num_shared_tails += is_tail and self._is_partial(table) and self._ref[copy.src] == 1
+        self.pool.share(copy.src)
+        table.block_ids = [copy.src if block_id == copy.dst else block_id for block_id in table.block_ids]
 
     def grow_each(self, seq_ids: Sequence[SeqId]) -> int:
         """Fill the blocks that each sequence has, and store one token in a new one, in order.

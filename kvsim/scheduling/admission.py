@@ -88,9 +88,11 @@ class RequestAdmission(TokenEmission):
         return self.allocator.match_prefix(self._keys(seq), num_known)
 
     def _has_room(self, group: Group, num_tokens: int, prefix: PrefixMatch, step: PlanBuilder) -> bool:
-        if self.gate is not None and not self.gate(group, self.allocator):
-            step.head_wait = "gate"
-            return False
+        if self.gate is not None:
+            self._tell_all(step)
+            if not self.gate(group, self.allocator):
+                step.head_wait = "gate"
+                return False
         reserved = self._num_reserved(group.seqs[0], num_tokens) if self.reservation else 0
         kept = self.watermark_blocks if self.running else 0
         if group.unforked:
@@ -169,6 +171,14 @@ class RequestAdmission(TokenEmission):
                     refs[table[place]] -= 1
                     num_blocks += 1
         return num_blocks
+
+    def _tell_all(self, step: PlanBuilder) -> None:
+        """The allocator hears of the calendar's members at block boundaries only; a gate may look at what they fill."""
+        for seq in self.calendar.members():
+            stored = self.calendar.position(seq) + step.charges_members
+            behind = stored - self.allocator.num_tokens(seq.seq_id)
+            if behind > 0:
+                self.allocator.append_slots(seq.seq_id, behind)
 
     def describe_block(self) -> str:
         queue = self.swapped or self.waiting

@@ -81,6 +81,12 @@ class Calendar:
         seq.num_placeholders = in_flight if in_flight < since_prefill else since_prefill
         seq.num_output_tokens = computed - seq.prompt_len + 1 - seq.num_placeholders
 
+    def settle_all(self) -> None:
+        """Bring every member's counters up to date: not for the hot path."""
+        for bucket in self.ring:
+            for seq in bucket:
+                self.settle(seq)
+
     def crossing(self) -> list[Sequence]:
         """Members whose token of this tick needs a new block, in running order (not a copy)."""
         return self.ring[self.tick % self.block_size]

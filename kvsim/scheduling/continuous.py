@@ -16,6 +16,7 @@ from typing import Any
 
 from kvsim.memory.interface import BlockCopy, stands_for
 from kvsim.request import RUNNING, Group, Sequence, Status
+from kvsim.scheduling import policies
 from kvsim.scheduling.admission import RequestAdmission
 from kvsim.scheduling.builder import NOBODY_WAITS, UNLIMITED, PendingStep, PlanBuilder, quiet_plan
 from kvsim.scheduling.calendar import by_rank, merged
@@ -227,9 +228,18 @@ class ContinuousScheduler(RequestAdmission):
 
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt one victim; False if that was the sequence's own group."""
+        if self.victim not in policies.BLIND_VICTIMS:
+            self.calendar.settle_all()
         victim = self.victim(self.running.values())
-        self._preempt(victim, step)
+        self._preempt(victim, step, had_turn=any(self._had_turn(one, seq, step) for one in victim.seqs))
         return victim is not seq.group
+
+    @staticmethod
+    def _had_turn(seq: Sequence, now: Sequence, step: PlanBuilder) -> bool:
+        """It was given its tokens of this step, in which `now` has its turn: whoever comes before, in the calendar."""
+        if seq.join_tick >= 0:
+            return step.charges_members and seq.rank < now.rank
+        return seq in step.decodes or any(chunk.seq is seq for chunk in step.prefills)
 
     def _note_growth(self, seq: Sequence, num_new: int, num_copies: int, step: PlanBuilder) -> None:
         self.num_table_entries += num_new
@@ -240,7 +250,7 @@ class ContinuousScheduler(RequestAdmission):
             start = len(table) - num_changed
             step.updates.append(TableUpdate(seq, start, tuple(table[start:])))
 
-    def _preempt(self, group: Group, step: PlanBuilder) -> None:
+    def _preempt(self, group: Group, step: PlanBuilder, *, had_turn: bool) -> None:
         """Take a running group's blocks away; it goes to the front of the line, or to the host."""
         for seq in group.seqs:
             if seq.join_tick >= 0 and step.charges_members:
@@ -248,7 +258,7 @@ class ContinuousScheduler(RequestAdmission):
             self._settle(seq)
         copies = self._drop_copies(group, step) if step.copies else ()
         self._stop_running(group)
-        can_leave = bool(self.wants_swap(group, self.allocator)) and self._retract(group, copies)
+        can_leave = bool(self.wants_swap(group, self.allocator)) and (not had_turn or self._retract(group, copies))
         is_swap = can_leave and self._swap_out(group, step)
         for seq in group.seqs:
             step.preempted.append(Preemption(seq, is_swap, seq.num_computed_tokens, can_leave and not is_swap))
@@ -293,13 +303,15 @@ class ContinuousScheduler(RequestAdmission):
         return True
 
     def _retract(self, group: Group, copies: Seq[BlockCopy]) -> bool:
-        """Whoever had its turn holds slots of this step, which are no stored tokens; False if they cannot go back."""
+        """Whoever had its turn holds slots of this step, which are no stored tokens; False if they cannot go back.
+
+        A member of the calendar may hold none of which the allocator was told: the answer is the same.
+        """
         allocator: Any = self.allocator
-        surplus = {seq: allocator.num_tokens(seq.seq_id) - seq.num_computed_tokens for seq in group.seqs}
-        if not any(surplus.values()):
-            return True
-        if not stands_for(allocator, "retract", ("append_slots",)) or getattr(allocator, "window_blocks", 0) > 0:
+        leaves_ring = self.upstream_faults and getattr(allocator, "window_blocks", 0) > 0
+        if leaves_ring or not stands_for(allocator, "retract", ("append_slots",)):
             return False
+        surplus = {seq: allocator.num_tokens(seq.seq_id) - seq.num_computed_tokens for seq in group.seqs}
         num_entries = self._count_entries(group.seqs)
         for seq, num_tokens in surplus.items():
             if num_tokens:

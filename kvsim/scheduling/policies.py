@@ -60,6 +60,10 @@ def least_urgent_oldest(running: Running) -> Group:
     return max(running, key=_urgency)
 
 
+BLIND_VICTIMS: tuple[Victim, ...] = (last_admitted, least_urgent, least_urgent_oldest)
+"""Those that look at no sequence: the counters of the calendar's members need not be brought up to date for them."""
+
+
 def _urgency(group: Group) -> tuple[int, int]:
     return (group.request.priority, group.request.arrival_ns)
 

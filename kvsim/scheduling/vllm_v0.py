@@ -318,6 +318,8 @@ class VllmV0Scheduler:
         while turn:
             group = turn.popleft()
             while not self.memory.can_append(group, is_alone=len(self.running) == 1):
+                if self.victim not in policies.BLIND_VICTIMS:
+                    self.calendar.settle_all()
                 victim = self.victim(turn) if turn else group
                 self._preempt(victim, draft)
                 if victim is group:
@@ -354,8 +356,10 @@ class VllmV0Scheduler:
 
     def _preempt(self, group: Group, draft: StepDraft) -> None:
         """Take a group off the device: to the host, or to the head of the line to be computed again."""
-        is_swap = self.wants_swap(group, self.allocator)
         self._leave(group)
+        for seq in group.seqs:
+            self.memory.catch_up(seq)
+        is_swap = self.wants_swap(group, self.allocator)
         victims = [(seq, seq.num_computed_tokens) for seq in group.seqs]
         was_refused = is_swap and not self._swap_out(group, draft)
         if was_refused:

@@ -95,8 +95,6 @@ class GroupMemory:
             self.allocator.append_slots(seq.seq_id, num_untold)
 
     def swap_out(self, group: Group) -> Transfer | None:
-        for seq in group.seqs:
-            self.catch_up(seq)
         return self.allocator.swap_out(_ids(group))
 
     def swap_in(self, group: Group) -> Transfer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import cast
 
 import pytest
 
@@ -205,6 +206,34 @@ def test_a_copy_whose_source_is_gone_cannot_be_taken_back() -> None:
         allocator.retract("A", 1, copies)
     assert state(allocator) == before
     allocator.audit()
+
+
+def whatever_the_order(allocator: PagedAllocator) -> tuple[object, ...]:
+    """All that a caller can see but the order of the free list."""
+    tables, free, *rest = state(allocator)
+    return (tables, set(cast("tuple[int, ...]", free)), *rest, allocator.num_shared_partial_tails)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 9])
+@pytest.mark.parametrize("prompt_len", [3, 6, 8, 9, 18])
+def test_a_ring_takes_back_what_was_not_written(prompt_len: int, num_tokens: int) -> None:
+    """Block size 4, window 8: both samples go round, copying what they share; then the table names the old blocks."""
+    allocator = PagedAllocator(9, 4, sliding_window=8)
+    allocator.allocate("A", prompt_len)
+    allocator.fork("A", "B")
+    before = whatever_the_order(allocator)
+    copies = [copy for name in "AB" for copy in allocator.append_slots(name, num_tokens)]
+    for name in "AB":
+        allocator.retract(name, num_tokens, copies)
+    assert whatever_the_order(allocator) == before
+    allocator.audit()
+
+
+def test_the_paper_s_engine_s_ring_takes_nothing_back() -> None:
+    allocator = PagedAllocator(9, 4, sliding_window=8, upstream_faults=True)
+    allocator.allocate("A", 6)
+    with pytest.raises(AllocatorError, match="takes nothing back"):
+        allocator.retract("A", 1)
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1])

@@ -116,6 +116,47 @@ def test_who_registers_in_its_own_way_is_told_of_every_block(kind: Any) -> None:
     assert one_by_one.num_told == many.num_told > 0
 
 
+class Rewritten(PagedAllocator):
+    """Appends as before, but nobody can know that: nothing is taken back from it."""
+
+    def append_slots(self, seq_id: Any, num_tokens: int = 1) -> Any:
+        return super().append_slots(seq_id, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords", "can_leave"),
+    [
+        (PagedAllocator, {}, True),
+        (PagedAllocator, {"sliding_window": 16}, True),
+        (PagedAllocator, {"sliding_window": 16, "upstream_faults": True}, False),
+        (Rewritten, {}, False),
+        (Rewritten, {"sliding_window": 16}, False),
+    ],
+)
+@pytest.mark.parametrize("prompts", [(5, 8), (5, 8, 8), (6, 7, 8)])
+def test_a_victim_that_had_its_turn_is_one_in_both_loops(
+    kind: type[PagedAllocator], keywords: dict[str, Any], can_leave: bool, prompts: tuple[int, ...]
+) -> None:
+    """The oldest is pushed out by a younger one: in the calendar the allocator may not know of its token yet."""
+
+    def run_of(engine_loop: str) -> list[tuple[Any, ...]]:
+        scheduler = PagedScheduler(
+            kind(4, 4, num_host_blocks=9, **keywords),
+            preemption="swap",
+            victim=lambda running: next(iter(running)),
+            engine_loop=engine_loop,
+            upstream_faults=keywords.get("upstream_faults", False),
+        )
+        source = ListSource([request(f"r{i}", length, 6, 0.0) for i, length in enumerate(prompts)])
+        recorder = simulate(scheduler, StepCost(), source, record=("steps", "requests")).recorder
+        assert recorder.totals.num_preemptions > 0
+        # Who pushed the oldest out is the oldest next, and its own victim: that one may be swapped by each.
+        assert can_leave == (recorder.totals.num_recomputed_tokens == 0)
+        return [tuple(row) for row in recorder.steps.matrix().tolist()]
+
+    assert run_of("calendar") == run_of("plain")
+
+
 def test_a_shortcut_stands_for_the_calls_it_was_written_with() -> None:
     class Renamed(PagedAllocator):
         """Nothing of its own."""
