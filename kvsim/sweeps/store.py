@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvsim.files import whole_file
 from kvsim.metrics.outdir import check_kind, results_in, usable_place
 from kvsim.sweeps.grid import Point
 from kvsim.sweeps.work import Done
@@ -96,12 +97,10 @@ def _cannot_be_written(out: Path, error: OSError) -> ScenarioError:
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file beside `path`, make it durable, and put it in place. Raises ScenarioError."""
-    temporary = path.with_name(f".{path.name}.kvsim-tmp")
     try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with whole_file(path) as unfinished:
+            write(unfinished)
+            with unfinished.open("rb+") as file:
+                os.fsync(file.fileno())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ScenarioError(f"{path}: cannot be written ({error.strerror})") from None

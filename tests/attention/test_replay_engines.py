@@ -245,7 +245,7 @@ def test_a_hash_without_the_parent_is_noticed(monkeypatch):
 
     monkeypatch.setattr(PrefixIndex, "add_all", add_anywhere)
     monkeypatch.setattr(PrefixIndex, "find", find_anywhere)
-    monkeypatch.setattr(PrefixIndex, "end_of", lambda self, block_ids: self.root)
+    monkeypatch.setattr(PrefixIndex, "end_of", lambda self, block_ids, keys: self.root)
     with pytest.raises(AssertionError, match="law 10"):
         replay_all("paged", range(50))
 

@@ -409,6 +409,9 @@ class _BadIndex(PrefixIndex):
     def add_all(self, block_ids: Sequence[BlockId], after: Place, keys: KeyChain, first: int) -> Place:
         return super().add_all(block_ids, after, self._rewrite(keys), first)
 
+    def end_of(self, block_ids: Sequence[BlockId], keys: KeyChain | None) -> Place | None:
+        return super().end_of(block_ids, keys and self._rewrite(keys))
+
 
 class _Rewritten:
     def __init__(self, keys: KeyChain, key: Callable[[Link], Link]) -> None:
@@ -468,8 +471,8 @@ class HashesWithoutParent(_WithIndex):
                 found.append(carriers[0])
             return found
 
-        def end_of(self, block_ids: Sequence[BlockId]) -> Place | None:
-            return super().end_of(block_ids) or self.root
+        def end_of(self, block_ids: Sequence[BlockId], keys: KeyChain | None) -> Place | None:
+            return super().end_of(block_ids, keys) or self.root
 
 
 @mutant
