@@ -58,7 +58,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError:
-        raise ScenarioError("--dask: needs the cluster extra: pip install 'kvsim[cluster]'") from None
+        raise ScenarioError("--dask: Dask is not installed: pip install distributed") from None
     connect: Any = Client
     try:
         client = connect(address, timeout="10s")

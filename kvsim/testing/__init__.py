@@ -1,6 +1,6 @@
 """Property tests for KV-cache allocators, ours and yours: see docs/test-your-allocator.md.
 
-Needs Hypothesis (`pip install kvsim[testing]`).
+Needs Hypothesis (`pip install hypothesis`, or kvsim with its extra `testing`).
 """
 
 from kvsim.testing.adapter import BlockManagerAdapter
