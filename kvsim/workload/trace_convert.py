@@ -14,6 +14,8 @@ from kvsim.types import NS_PER_MS, NS_PER_S, ScenarioError
 from kvsim.workload.trace import Trace
 from kvsim.workload.trace_csv import OPTIONAL_COLUMNS
 
+_PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".zip"})
+
 
 def lost_columns(trace: Trace, path: str | Path) -> list[str]:
     """What the format of `path` cannot hold of this trace, by the names of our plain CSV."""
@@ -32,6 +34,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     """
     if os.path.exists(path) and os.path.exists(trace.path) and os.path.samefile(path, trace.path):
         raise ScenarioError(f"{path}: is the trace itself; write to another file")
+    if Path(path).suffix.lower() in _PACKED:
+        raise ScenarioError(f"{path}: traces are written unpacked; name the file {Path(path).stem}, and pack that")
     if trace.arrival_ns is None and str(path).endswith(".jsonl"):
         raise ScenarioError(f"{path}: {trace.path} has no arrival times, which these lines need; write a .csv")
     write = _write_lines if str(path).endswith(".jsonl") else _write_csv

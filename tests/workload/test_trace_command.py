@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.cli import main
+from kvsim.types import ScenarioError
 from kvsim.workload import load_trace
 from kvsim.workload.trace_convert import write_trace
 
@@ -142,3 +143,11 @@ def test_times_survive_to_the_nanosecond(times: list[int], tmp_path_factory: pyt
     copy = load_trace(path).arrival_ns
     assert copy is not None
     assert copy.tolist() == sorted(times)
+
+
+@pytest.mark.parametrize("name", ["q.jsonl.gz", "q.csv.GZ", "q.zip"])
+def test_a_name_of_a_packed_file_is_refused(tmp_path: Path, name: str) -> None:
+    trace = load_trace(SAMPLES / "plain-sample.csv")
+    with pytest.raises(ScenarioError, match=f"{name}: traces are written unpacked; name the file {Path(name).stem},"):
+        write_trace(trace, tmp_path / name)
+    assert not list(tmp_path.iterdir())
