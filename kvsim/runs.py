@@ -218,8 +218,8 @@ def _tell_life(resolved: ResolvedScenario, request_id: str) -> str:
         if request_id in ids:
             end_s = simulation.end_ns / NS_PER_S
             raise ScenarioError(f"--request {request_id:.100}: has not arrived when the run ends ({end_s:g} s)")
-        shown = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
-        raise ScenarioError(f"--request {request_id:.100}: no request has that id; this workload has {shown}")
+        some = ", ".join(ids[:3]) + (f", ... {ids[-1]}" if len(ids) > 3 else "")
+        raise ScenarioError(f"--request {request_id:.100}: no request has that id; this workload has {some}")
     return story.text()
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 class Column:
     """A column of a CSV format: the field of `Trace` it fills, its known names, and how its cells are read.
 
-    Counts are `low .. high`; an empty cell, where there may be one, stands for the count `empty`.
+    Counts are `low .. high`; an empty cell, where there may be one, stands for the count `empty`. A timestamp is a date
+    or any number of seconds, a moment a date or seconds from 0 on.
     """
 
     fills: str
