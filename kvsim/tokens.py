@@ -39,9 +39,6 @@ class TokenStream:
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for piece in self.pieces:
-            if isinstance(piece, Segment) and (piece.source < 1 or piece.length < 0):
-                raise KvsimError(f"{piece} is no piece of a text: sources count from 1, lengths from 0")
         object.__setattr__(self, "_ends", tuple(accumulate(map(_piece_len, self.pieces))))
 
     @classmethod
@@ -111,7 +108,13 @@ class TokenStream:
 
 
 def _piece_len(piece: Piece) -> int:
-    return piece.length if isinstance(piece, Segment) else len(piece)
+    """Its tokens. Raises KvsimError for what can be no piece of a text."""
+    if not isinstance(piece, Segment):
+        return len(piece)
+    source, _, length = piece
+    if source < 1 or length < 0:
+        raise KvsimError(f"{piece} is no piece of a text: sources count from 1, lengths from 0")
+    return length
 
 
 def _slice(piece: Piece, start: int, stop: int) -> tuple[int, ...]:
