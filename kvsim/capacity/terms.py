@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from kvsim.catalog import GIB, GpuSpec
-from kvsim.memory.config_fields import optional, shown, widths
+from kvsim.memory.config_fields import optional, widths
 from kvsim.memory.geometry import FULL, GeometryError, LayerGroup, ModelGeometry, dtype_bytes
 from kvsim.memory.layers import CHUNKED
 from kvsim.memory.weights import weight_bytes as count_weight_bytes
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 SAMPLER_BYTES_PER_LOGIT = 38.24
 """Sampling keeps logits in fp32, sorted values, indices, probabilities and sums at once.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvsim.memory.config_fields import Config, optional, shown, widths, words
+from kvsim.memory.config_fields import Config, optional, widths, words
 from kvsim.memory.geometry import DS_MLA, PACKED_BYTES, ModelGeometry
 from kvsim.memory.layers import attending_windows
-from kvsim.types import ScenarioError
+from kvsim.types import ScenarioError, shown
 
 _UNGATED = {"opt", "gpt2", "gpt_neox", "gptj", "falcon", "bloom", "phi", "mpt", "gpt_bigcode", "starcoder2"}
 _HAS_QK_NORM = {"qwen3", "qwen3_moe"}

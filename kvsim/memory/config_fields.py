@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from kvsim.types import ScenarioError
-from kvsim.types import shown as shown
+from kvsim.types import ScenarioError, shown
 
 Config: TypeAlias = Mapping[str, Any]
 

@@ -21,10 +21,10 @@ from kvsim.memory.config_fields import (
     optional,
     required,
     section,
-    shown,
 )
 from kvsim.memory.layers import FULL, LayerGroup, heads_per_layer, layer_groups, refuse_uneven_widths
 from kvsim.memory.model_len import max_model_len
+from kvsim.types import shown
 
 __all__ = ["DTYPE_BYTES", "FULL", "GeometryError", "LayerGroup", "ModelGeometry", "dtype_bytes", "num_gpu_blocks"]
 

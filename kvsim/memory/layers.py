@@ -20,10 +20,10 @@ from kvsim.memory.config_fields import (
     per_layer,
     required,
     section,
-    shown,
     whole,
     words,
 )
+from kvsim.types import shown
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 

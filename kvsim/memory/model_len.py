@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvsim.memory.config_fields import Config, GeometryError, optional, section, shown, words
+from kvsim.memory.config_fields import Config, GeometryError, optional, section, words
+from kvsim.types import shown
 
 LENGTHS = (
     "max_position_embeddings",

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvsim.memory.config_fields import Config, flag, listing, optional, section, shown, whole, words
+from kvsim.memory.config_fields import Config, flag, listing, optional, section, whole, words
 from kvsim.memory.geometry import GeometryError, ModelGeometry, dtype_bytes
+from kvsim.types import shown
 
 CURE = ": give weight_bytes"
 """What helps against every fault of the fields that only the weights need."""
