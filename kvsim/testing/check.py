@@ -35,6 +35,8 @@ def check_allocator(
     machine = machine_for(factory, features)
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     options: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "database": None, "deadline": None}
+    # There is no test function of the caller's that Hypothesis's decorator for repeating a failure could go on.
+    options["print_blob"] = False
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -31,8 +31,9 @@ class Features:
 
     `prefix_cache` and `swap` are found out (`enable_prefix_caching`, `usage().num_host_blocks`) if None.
     `eviction`: blocks released together are evicted last block of the table first (`tail_first`), and blocks released
-    earlier before those released later (`lru`). `exact_blocks`: tables hold exactly ceil(tokens / block size) blocks,
-    and nothing else is taken; off for contiguous reservation.
+    earlier before those released later (`lru`). Under `tail_first` a block that was registered while another held the
+    same text may go sooner: hits of that text went to the other. `exact_blocks`: tables hold exactly
+    ceil(tokens / block size) blocks, and nothing else is taken; off for contiguous reservation.
     """
 
     fork: bool = True
@@ -70,6 +71,8 @@ class Harness:
         self._block_of: dict[Cell, BlockId] = {}
         self._carried: dict[BlockId, tuple[int, tuple[int, ...]]] = {}
         """Block -> namespace and whole prefix, from its registration until it is handed out."""
+        self._doubles: set[BlockId] = set()
+        """Those of `_carried` that were registered while another block carried the same."""
         self._idle: dict[BlockId, _Release] = {}
         self._num_releases = 0
         self._num_evicted = usage.num_evicted
@@ -145,8 +148,14 @@ class Harness:
         if self.has_cache:
             for index in range(seq.num_tokens // self.block_size):
                 prefix = seq.text[: (index + 1) * self.block_size]
-                self._carried.setdefault(self._block_of[seq.cells[index]], (seq.namespace, prefix))
+                self._carry(self._block_of[seq.cells[index]], (seq.namespace, prefix))
         self.check()
+
+    def _carry(self, block_id: BlockId, prefix: tuple[int, tuple[int, ...]]) -> None:
+        if block_id not in self._carried:
+            if prefix in self._carried.values():
+                self._doubles.add(block_id)
+            self._carried[block_id] = prefix
 
     def fork(self, parent_id: SeqId, child_id: SeqId, text: tuple[int, ...]) -> None:
         """Fork; `text` is the child's, equal to the parent's as far as that is stored."""
@@ -309,8 +318,10 @@ class Harness:
                         del self._carried[block_id]
                         evicted[block_id] = self._idle.pop(block_id, None)
         self._num_evicted += len(evicted)
+        may_go = self._doubles if self.features.eviction == "tail_first" else ()
         if self.features.eviction != "any":
-            self._check_eviction_order(release for release in evicted.values() if release)
+            self._check_eviction_order(gone for block_id, gone in evicted.items() if gone and block_id not in may_go)
+        self._doubles -= evicted.keys()
 
     def _check_eviction_order(self, evicted: Iterable[_Release]) -> None:
         for gone in evicted:

@@ -405,8 +405,22 @@ class OneBlockAtMost(PagedAllocator):
         return moves and tuple(BlockMove(move.dst, move.src) for move in moves)
 
 
-def test_a_violation_tells_the_history_as_the_allocator_was_told_it() -> None:
-    """One violation, though there are two faults, and behind it every command with what came of it."""
+@pytest.mark.parametrize("prints_blob", [False, True])
+def test_a_violation_tells_the_history_as_the_allocator_was_told_it(prints_blob: bool) -> None:
+    """One violation, though there are two faults, and behind it every command with what came of it.
+
+    Nothing of Hypothesis's own comes behind that, whatever the caller's profile says: where `CI` is set it prints more.
+    """
+    before = settings.get_current_profile_name()
+    settings.register_profile("prints", settings.get_profile(before), print_blob=prints_blob)
+    settings.load_profile("prints")
+    try:
+        check_history_of_one_violation()
+    finally:
+        settings.load_profile(before)
+
+
+def check_history_of_one_violation() -> None:
     with pytest.raises(LawViolation) as raised:
         check_allocator(lambda: OneBlockAtMost(10, 4, num_host_blocks=4), max_examples=60, shrink=False)
     told = "\n".join(raised.value.__notes__)
@@ -414,6 +428,31 @@ def test_a_violation_tells_the_history_as_the_allocator_was_told_it() -> None:
     assert re.fullmatch(r"allocate\('s1', \d+\); table of 's1': \[[\d, ]+\]", history[0])
     command = r"(append_slots\('s\d+', \d+\) -> .*|swap_out\(\[.*\]\) -> .*); table of 's\d+': \[[\d, ]+\].*"
     assert re.fullmatch(command, history[-1])
+
+
+def double_that_goes_before_the_end_of_its_chain(features: Features) -> None:
+    """A and B hold the same first two blocks, B's third is found by C; then B's second block is handed out."""
+    harness = Harness(PagedAllocator(8, 4, enable_prefix_caching=True, free_list="exclusive_first"), features)
+    text, other = tuple(range(40)), tuple(range(100, 140))
+    harness.allocate("A", text, 8)
+    harness.allocate("B", text, 13)
+    harness.register("A")
+    harness.register("B")
+    harness.allocate("C", text, 13)
+    assert harness.allocator.block_table("C") == (0, 1, 4, 6)
+    for seq_id in ("A", "C", "B"):
+        harness.free(seq_id)
+    harness.allocate("D", other, 16)
+    assert harness.allocator.block_table("D") == (7, 6, 5, 3)
+
+
+def test_a_double_may_go_before_the_end_of_its_chain() -> None:
+    double_that_goes_before_the_end_of_its_chain(Features(eviction="tail_first"))
+
+
+def test_strict_lru_lets_no_double_go_sooner() -> None:
+    with pytest.raises(LawViolation, match=r"eviction order: a cached block went before block \d, "):
+        double_that_goes_before_the_end_of_its_chain(Features(eviction="lru"))
 
 
 def test_a_hit_and_a_refusal_stand_in_the_history() -> None:
