@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _make_streams_safe()
     _handle_signals()
     try:
-        code = _dispatch(args)
+        with _json_alone() if "--json" in args else nullcontext():
+            code = _dispatch(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -65,6 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("out of memory: make the scenario smaller, or record less (--record summary)", EXIT_BAD_INPUT)
     except Exception as error:
         return _explain(error)
+
+
+def _json_alone() -> AbstractContextManager[None]:
+    from kvsim.cli.console import json_alone
+
+    return json_alone()
 
 
 def _dispatch(args: list[str]) -> int:

@@ -29,6 +29,6 @@ def command(
     if engine_loop not in ("calendar", "plain"):
         raise ScenarioError(f"--engine-loop {engine_loop}: must be calendar or plain")
     report = conform(paths, engine_loop=engine_loop)
-    console.say(json_of(report) if as_json else as_text(report))
+    console.say_alone(json_of(report) if as_json else as_text(report))
     if not report.agrees:
         raise Exit(EXIT_DISAGREES)

@@ -6,9 +6,9 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvsim.types import Progress
 
@@ -18,9 +18,32 @@ def say(text: str = "") -> None:
     print(text)
 
 
+_reader: list[TextIO] = []
+"""Who reads stdout, while that is closed to everything but `say_alone`."""
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Meanwhile stdout gets what `say_alone` and `say_json` say and nothing else; other prints go to stderr.
+
+    A part of the user's own may print, and who reads JSON would stumble over it.
+    """
+    _reader.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _reader.pop()
+
+
+def say_alone(text: str) -> None:
+    """The whole of what a command was asked for."""
+    print(text, file=_reader[-1] if _reader else sys.stdout)
+
+
 def say_json(value: Any) -> None:
     """A value as JSON, which has no infinity: that is the text "inf", as a scenario takes it too."""
-    say(json.dumps(_finite(value), indent=2, allow_nan=False))
+    say_alone(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -37,9 +38,7 @@ def executor_for(jobs: int) -> Iterator[Executor | None]:
 @contextmanager
 def local_executor(jobs: int) -> Iterator[Executor]:
     """`jobs` processes, which end with this one, however it ends; after an error they stop at once."""
-    executor = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_the_parent
-    )
+    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         with _interrupts_held():
             executor.submit(os.getpid)
@@ -85,10 +84,12 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with_the_parent() -> None:
-    """A worker whose parent was killed would wait for its next point for ever."""
+def _begin() -> None:
+    """A worker whose parent was killed would wait for its next point for ever; and stdout is the parent's alone."""
     import threading
 
+    # What code of the user's own prints must not stand in the parent's answer.
+    sys.stdout = sys.stderr
     threading.Thread(target=_watch_the_parent, daemon=True).start()
 
 

@@ -350,3 +350,26 @@ def test_a_file_size_limit(here: Path, limit: int) -> None:
     assert "Traceback" not in done.stderr
     assert {name: Path("o", name).read_bytes() for name in os.listdir("o")} == before
     assert sorted(os.listdir(here)) == ["o", "s.yaml"]
+
+
+NOISY = """\
+print("imported")
+
+
+def newest(running):
+    print("asked")
+    return list(running)[-1]
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("run", "--no-plots"), ("sweep", "--vary", "allocator.block_size=2,4", "--jobs", "2"), ("compare", "--no-plots")],
+)
+def test_json_is_alone_on_stdout_whatever_own_code_prints(here: Path, command: tuple[str, ...]) -> None:
+    (here / "noisy.py").write_text(NOISY)
+    tight = ("--set", "memory.num_gpu_blocks_override=16", "--set", "scheduler.victim=noisy:newest")
+    done = kvsim(command[0], "s.yaml", *command[1:], *tight, "--out", "out", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert {"imported", "asked"} <= set(done.stderr.splitlines())
