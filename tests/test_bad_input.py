@@ -238,6 +238,8 @@ EDITS = [
     ("  sampling: {n: 1}", "  abort: {probability: 2}", "abort.probability: is 2", "at most 1"),
     ("  sampling: {n: 1}", "  window: [5, 1]", "workload.window: is [5, 1]", "end after it begins"),
     ("  sampling: {n: 1}", "  speed: 0", "workload.speed: is 0", "must be at least"),
+    ("  sampling: {n: 1}", "  abort: {probability: 0.5, after: 5e8}", "abort.after: is 500000000.0", "at most 1e+08"),
+    ("  sampling: {n: 1}", "  sessions: {num_turns: 2, think_time: 5e8}", "think_time: is 5000", "at most 1e+08"),
     ("  sampling: {n: 1}", "  sessions: {num_turns: 2, mean_turns: 3}", "workload.sessions", "keep one"),
     ("type: poisson, request_rate: 4.0", "type: trace", "arrivals of type trace", "trace: some.csv"),
     # values that contradict each other

@@ -584,6 +584,13 @@ def test_requests_find_their_rows_and_those_that_are_missing_are_counted(
     assert any(missing in note for note in prediction.notes) == (len(kept) < 12)
 
 
+def test_a_bad_row_of_the_workload_can_only_be_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = write_run(tmp_path / "h100")
+    workload.write_text(workload.read_text().replace('"output_length": 20', '"output_length": -20', 1))
+    assert main(["validate-run", str(tmp_path / "h100"), "--workload", str(workload)]) == 2
+    assert capsys.readouterr().err.endswith("; correct the row\n")
+
+
 def test_block_ids_of_another_size_are_found_from_the_rows(tmp_path: Path) -> None:
     """The second half of the requests repeats the first's prompts: what they hit does not depend on the ids' size."""
     workload = write_run(tmp_path / "h100", num=12)

@@ -74,6 +74,7 @@ def command(
         chars_per_token=chars_per_token,
         on_bad_row=on_bad_row,
         needs_times=False,
+        skipped_by="give --on-bad-row skip",
     )
     report = trace_report(trace, block_size=block_size, capacities=_capacities(capacity))
     if as_json:

@@ -211,6 +211,10 @@ TimeNs: TypeAlias = Annotated[
 Seconds: TypeAlias = Annotated[
     float, BeforeValidator(_seconds), _or_text("100ms", type="number", minimum=0, maximum=1e9)
 ]
+Delay: TypeAlias = Annotated[
+    float, BeforeValidator(_seconds), Field(le=1e8), _or_text("100ms", type="number", minimum=0, maximum=1e8)
+]
+"""Seconds that may be drawn around: the longest of many draws is still a time that the clock can hold."""
 LengthRange: TypeAlias = Annotated[
     tuple[int, int],
     BeforeValidator(_length_range),

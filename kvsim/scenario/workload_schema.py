@@ -11,6 +11,7 @@ from kvsim.scenario.fields import (
     Count,
     CountOrZero,
     Custom,
+    Delay,
     Int,
     IntKey,
     LengthRange,
@@ -211,7 +212,7 @@ class Sessions(Block):
     """Turns of every session."""
     mean_turns: Annotated[Number, Field(ge=1, le=1e6)] | None = None
     """Mean of geometrically distributed turns."""
-    think_time: Seconds = 0.0
+    think_time: Delay = 0.0
     """Mean time between an answer and the next turn."""
     think_time_distribution: Literal["exponential", "constant"] = "exponential"
     """Around that mean, or exactly that."""
@@ -232,7 +233,7 @@ class Abort(Block):
 
     probability: Share = 0.0
     """Share of the requests whose client gives up."""
-    after: Seconds = 10.0
+    after: Delay = 10.0
     """Time after arrival: the mean, or exactly."""
     distribution: Literal["exponential", "constant"] = "exponential"
     """Around that mean, or exactly that."""

@@ -256,12 +256,12 @@ def _load_workload(workload: str | Path) -> Trace:
     """Its ids stand for 16 tokens each, or for as many as fit the file where those do not."""
     from kvsim.workload.traces import load_trace
 
-    trace = load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False)
+    trace = load_trace(workload, hash_block_size=HASH_BLOCK, needs_times=False, skipped_by=None)
     if trace.hash_ids is None:
         return trace
     num_ids, prompt = np.diff(np.asarray(trace.hash_offsets)), np.asarray(trace.prompt)
     is_right = (num_ids == -(-prompt // HASH_BLOCK)) | (num_ids == prompt // HASH_BLOCK)
-    return trace if 2 * is_right.sum() >= len(trace) else load_trace(workload, needs_times=False)
+    return trace if 2 * is_right.sum() >= len(trace) else load_trace(workload, needs_times=False, skipped_by=None)
 
 
 def _workload_rows(run: RecordedRun, prompts: np.ndarray, wanted: np.ndarray, workload: str | Path) -> np.ndarray:

@@ -69,17 +69,18 @@ class UnknownKey(BadRow):
 class RowErrors:
     """What to do with a bad row: raise a ScenarioError that names the place, or count it and go on."""
 
-    def __init__(self, path: str, on_bad_row: str) -> None:
+    def __init__(self, path: str, on_bad_row: str, skipped_by: str | None) -> None:
         self.path = path
         self.num_skipped = 0
         self.first_skipped = ""
         self._skip = on_bad_row == "skip"
+        self._cure = f"correct the row, or {skipped_by}" if skipped_by else "correct the row"
 
     def report(self, place: str, bad: BadRow) -> None:
         """Bad row at `place`, such as "row 3 (line 4)": raises unless bad rows are skipped."""
         text = f"{place}, column {shown(bad.column)}: {bad}"
         if not self._skip:
-            raise ScenarioError(f"{self.path}: {text}; correct the row, or set on_bad_row: skip")
+            raise ScenarioError(f"{self.path}: {text}; {self._cure}")
         self.num_skipped += 1
         self.first_skipped = self.first_skipped or text
 

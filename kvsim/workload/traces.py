@@ -35,11 +35,13 @@ def load_trace(
     chars_per_token: float = 4.0,
     on_bad_row: str = "error",
     needs_times: bool = True,
+    skipped_by: str | None = "set on_bad_row: skip",
 ) -> Trace:
     """The trace in a file, whatever its format.
 
     Raises ScenarioError naming file, row, column, value and cure for anything that cannot be used; with
     `on_bad_row="skip"` bad rows are dropped and counted. `needs_times=False` accepts a plain CSV without `arrival_s`.
+    `skipped_by` is what a message tells to do so that bad rows are skipped; None where nothing can be done.
     """
     name = str(path)
     if trace_format is not None and trace_format not in FORMATS:
@@ -49,7 +51,7 @@ def load_trace(
         )
     if on_bad_row not in ("error", "skip"):
         fail(name, f"on_bad_row is {on_bad_row!r}; it is error or skip")
-    errors = RowErrors(name, on_bad_row)
+    errors = RowErrors(name, on_bad_row, skipped_by)
     with open_text(path) as text:
         found, entries = _format_and_entries(text, name, trace_format)
         if found == "sharegpt":

@@ -151,3 +151,11 @@ def test_a_name_of_a_packed_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ScenarioError, match=f"{name}: traces are written unpacked; name the file {Path(name).stem},"):
         write_trace(trace, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_row_names_the_option_that_skips_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n-1,5,5\n")
+    assert main(["trace", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("; correct the row, or give --on-bad-row skip\n")
+    assert main(["trace", str(path), "--on-bad-row", "skip"]) == 0
