@@ -251,11 +251,14 @@ def compare_latency(compare: pd.DataFrame) -> Figure:
 
 
 def sweep_curves(sweep: pd.DataFrame, x: str, metric: str, *, by: str | None = None) -> Figure:
-    """How does a metric depend on a parameter? Mean and 95 % interval over seeds; a curve per value of `by`."""
+    """How does a metric depend on a parameter? Mean and 95 % interval over seeds; a curve per value of `by`.
+
+    Over other keys that the sweep varies the mean is taken as well, and the title says so.
+    """
     with styled():
         figure = new_figure(3.4, fits_itself=True)
         axes = figure.add_subplot()
-        axes.set_title(f"{_plain_name(metric)} against {_plain_name(x)}")
+        axes.set_title(f"{_plain_name(metric)} against {_plain_name(x)}{_averaged(sweep, x, by)}")
         sweep = _with_parameters(sweep, x, by)
         groups = [("", sweep)]
         if by is not None:
@@ -285,7 +288,7 @@ def sweep_heatmap(sweep: pd.DataFrame, x: str, y: str, metric: str) -> Figure:
     with styled():
         figure = new_figure(3.8, fits_itself=True)
         axes = figure.add_subplot()
-        axes.set_title(_with_unit(metric))
+        axes.set_title(f"{_with_unit(metric)}{_averaged(sweep, x, y)}")
         table = _with_parameters(sweep.assign(**{metric: sweep[metric].astype(float)}), x, y).pivot_table(
             index=y, columns=x, values=metric, aggfunc="mean", dropna=False, observed=True
         )
@@ -531,6 +534,15 @@ def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Seri
     spread = values.std().fillna(0.0).to_numpy(np.float64)
     half: FloatArray = factor * spread / np.sqrt(np.maximum(count.to_numpy(np.float64), 1.0))
     return mean, half
+
+
+def _averaged(sweep: pd.DataFrame, *shown: str | None) -> str:
+    """A second line for the title: the keys that a sweep varies (the columns before its seeds) beside those shown."""
+    names = list(sweep.columns)
+    keys = names[: names.index("seed")] if "seed" in names else []
+    point = [sweep[name].map(repr) for name in shown if name is not None]
+    others = [key for key in keys if key not in shown and sweep[key].map(repr).groupby(point).nunique().max() > 1]
+    return "\nmean over " + ", ".join(map(_plain_name, others)) if others else ""
 
 
 def _with_parameters(sweep: pd.DataFrame, *names: str | None) -> pd.DataFrame:

@@ -188,6 +188,24 @@ def test_sweep_plots_are_written_and_empty_metrics_left_out(tmp_path):
     assert "request rate (requests/s)" in shown
 
 
+def test_a_picture_says_over_which_keys_it_takes_the_mean():
+    """A key that varies together with one that is shown is none of them."""
+    sweep = make_sweep()
+    size, rate = "allocator.block_size", "workload.arrivals.request_rate"
+    sweep.insert(0, "name", sweep[size].map("of {}".format))
+    sweep.insert(0, "sampling.n", [[1], [2]] * 22 + [[1]])
+    titles = [
+        plots.sweep_curves(sweep, size, "mean_ttft_ms").axes[0].get_title("left"),
+        plots.sweep_curves(sweep, size, "mean_ttft_ms", by=rate).axes[0].get_title("left"),
+        plots.sweep_heatmap(sweep, size, rate, "mean_ttft_ms").axes[0].get_title("left"),
+        plots.sweep_curves(make_sweep(), size, "mean_ttft_ms", by=rate).axes[0].get_title("left"),
+    ]
+    assert titles[0].endswith("\nmean over n, request rate")
+    assert titles[1].endswith("\nmean over n")
+    assert titles[2].endswith("\nmean over n")
+    assert "mean over" not in titles[3]
+
+
 def test_words_as_a_parameter(tmp_path):
     sweep = pd.DataFrame({"engine": ["paged", "orca-max"], "output_throughput": [10.0, 5.0]})
     assert "orca-max" in texts(plots.sweep_curves(sweep, "engine", "output_throughput"))
