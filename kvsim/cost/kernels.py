@@ -98,6 +98,8 @@ _LAST_CTX = len(_CTX) - 2
 # Corrections are smooth in the logarithm of each feature, over one doubling at least.
 _NODES = _spaced(1, _MAX_CTX, 3)
 _NODES_FROM_0 = [0.0, 4.0, 8.0, *_spaced(16, _MAX_CTX, 3)]
+# That of a prompt alone swings with the length of its chunk: by a quarter within half a doubling in one profile.
+_CHUNK_NODES = _spaced(1, _MAX_CTX, 6)
 
 
 class KernelCost:
@@ -320,7 +322,7 @@ class KernelCost:
 
     def _prefill_attention(self, num_chunks: int, chunk: float, prefix: float) -> float:
         """The closed form at this very step, times its correction, which is smooth and therefore interpolated."""
-        i, u = _cell(_NODES, chunk)
+        i, u = _cell(_CHUNK_NODES, chunk)
         j, v = _cell(_NODES_FROM_0, prefix)
         key = (num_chunks, i, j)
         corners = self._cells.get(key)
@@ -328,7 +330,7 @@ class KernelCost:
             self._note("prefill_attention", "batch", num_chunks)
             self._note("prefill_attention", "seq_len", chunk)
             self._note("prefill_attention", "prefix", prefix)
-            points = [(float(num_chunks), x, y) for x in _NODES[i : i + 2] for y in _NODES_FROM_0[j : j + 2]]
+            points = [(float(num_chunks), x, y) for x in _CHUNK_NODES[i : i + 2] for y in _NODES_FROM_0[j : j + 2]]
             corners = self._cells[key] = _ratios(self.times.prefill_us, self.times.bare_prefill_us, points)
         a, b, c, d = corners
         left, right = a + (b - a) * v, c + (d - c) * v

@@ -62,6 +62,13 @@ def test_prompt_tables_agree_with_the_formula(name: str, num: int, ctx: int, sta
     assert COSTS[name].step_ns(shape) / 1e3 == pytest.approx(direct_us(COSTS[name], shape), rel=0.01)
 
 
+@pytest.mark.parametrize("length", range(230, 450, 9))
+def test_prompt_tables_follow_a_correction_that_swings(length: int) -> None:
+    """The attention of a chunk behind a long prefix, where this profile's falls by a quarter and more than recovers."""
+    shape = StepShape(0, 0, ((3805, length),))
+    assert COSTS["rtxpro6000"].step_ns(shape) / 1e3 == pytest.approx(direct_us(COSTS["rtxpro6000"], shape), rel=0.006)
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_more_work_costs_more(name: str) -> None:
     cost = COSTS[name]

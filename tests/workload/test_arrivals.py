@@ -118,8 +118,8 @@ def test_mix_range_is_mix_of_each(value: int, start: int, num: int) -> None:
     [
         ({"arrivals": {"type": "constant", "request_rate": 1e-10}}, r"9e\+09 s is the most: raise request_rate"),
         ({"arrivals": {"type": "batch", "batch_size": 1, "interval": 1e9}}, r"9e\+09 s is the most: shorten interval"),
-        ({"sessions": {"num_turns": 2, "think_time": 1e9}}, r"think_time is 1e\+09 s; it must be from 0 to 1e8 s"),
-        ({"abort": {"probability": 1, "after": 1e9}}, r"after 1e\+09 s; .* a time between 0 and 1e8 s"),
+        ({"sessions": {"num_turns": 2, "think_time": 1e9}}, r"think_time: is 1000000000\.0; must be at most 1e\+08"),
+        ({"abort": {"probability": 1, "after": 1e9}}, r"abort\.after: is 1000000000\.0; must be at most 1e\+08"),
     ],
 )
 def test_times_that_the_clock_does_not_hold_are_refused_with_the_cure(
