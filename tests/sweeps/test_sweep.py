@@ -72,6 +72,15 @@ def test_a_figure_that_only_some_seeds_have_is_kept() -> None:
     assert aggregate(rows, ["k"])[0]["late"] == 4
 
 
+def test_a_sweep_has_its_points_and_their_means_as_tables() -> None:
+    swept = kvsim.sweep(SMALL, BLOCKS, seeds=2, jobs=1)
+    points, means = swept.table, swept.aggregated
+    assert means["allocator.block_size"].tolist() == [8, 16]
+    assert means["num_seeds"].tolist() == [2, 2]
+    by_size = points.groupby("allocator.block_size")["mean_ttft_ms"].mean()
+    assert means["mean_ttft_ms"].tolist() == pytest.approx(by_size.tolist())
+
+
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     work = sweep_run.work
