@@ -123,7 +123,7 @@ def calibrate(
         "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
         "block_size": data.block_sizes.get(framework, 64),
         "sources": ", ".join(data.sources),
-        "num_rows": sum(len(g.latency_us) for g in groups),
+        "num_rows": sum(len(g.latency_us) for g in groups if len(g.latency_us) >= MIN_ROWS),
         "hold_out": hold_out,
         "seed": seed,
     }

@@ -133,6 +133,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert load_measurements(path).num_rows == 52
 
 
+def test_rows_that_are_left_out_are_none_of_the_rows_of_a_profile(tmp_path: Path) -> None:
+    rows = gemm_rows()
+    few = [row | {"op": "all_reduce", "bytes": 2**i, "num_gpus": 2} for i, row in enumerate(rows[:5])]
+    result = calibrate(write(tmp_path / "x.csv", rows + few, (*COLUMNS, "bytes", "num_gpus")))
+    assert result.profile.provenance["num_rows"] == sum(line.num_rows for line in result.errors) == 52
+
+
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = gemm_rows()
     few = [row | {"version": "2.0"} for row in rows[:5]]
