@@ -540,6 +540,22 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
     return tuple(lines)
 
 
+def unpredicted_rows(profile: Profile, path: str | Path, *, gpu: str | None = None) -> list[str]:
+    """What `profile_errors` leaves out of a file: rows of other number formats, and those that no fit is for."""
+    data = load_measurements(path, gpu)
+    notes = [
+        f"{path}: {count} rows of {what} are not predicted: only 16-bit number formats are"
+        for what, count in data.skipped.items()
+    ]
+    strange = [group for group in data.groups if _fit_for(profile, group.key) is None]
+    if strange:
+        notes.append(
+            f"{path}: {sum(len(group.latency_us) for group in strange)} rows are not predicted: profile "
+            f"{profile.name!r} has no fit of {_listed(group.key for group in strange)}"
+        )
+    return notes
+
+
 def _listed(entries: Iterable[GroupKey | OpFit]) -> str:
     names = dict.fromkeys(f"{e.kind} ({e.kernel}, {e.framework} {e.version})" for e in entries)
     return ", ".join([*names][:6]) + (", ..." if len(names) > 6 else "")
