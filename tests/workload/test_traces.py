@@ -315,6 +315,15 @@ def test_sessions_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "column 'Session ID' is not read in the burstgpt format" in note
 
 
+@pytest.mark.parametrize("key", ["session_id", "session"])
+@pytest.mark.parametrize("ids", [{}, {"hash_ids": [1, 2]}])
+def test_sessions_of_lines_of_json_are_not_read_and_named(tmp_path: Path, key: str, ids: dict[str, object]) -> None:
+    line = {"timestamp": 0, "input_length": 600, "output_length": 5} | ids
+    text = "\n".join(json.dumps(row) for row in (line, line | {key: "a", "turn": 1}, line | {key: "a", "turn": 2}))
+    (note,) = load(tmp_path, text).notes
+    assert f"key {key!r} is not read in the mooncake format: every request comes at its own time" in note
+
+
 @pytest.mark.parametrize("whole", [{"timestamp": 0}, {"requests": [{"timestamp": 0}]}])
 def test_an_object_over_several_lines_is_no_row(tmp_path: Path, whole: object) -> None:
     assert "one JSON object over several lines" in error(tmp_path, json.dumps(whole, indent=2))
