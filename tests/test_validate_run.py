@@ -19,7 +19,7 @@ from kvsim.cost.interface import CostModel
 from kvsim.cost.profile import load_profile, profile_names
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
-from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, predict, setting_of
+from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, other_pool, predict, setting_of
 from kvsim.validate_run.prediction import kernel_cost
 
 RUNS = Path("data", "traces", "vllm-0.19-runs")
@@ -292,6 +292,9 @@ def test_a_pool_of_other_blocks_than_the_simulated_one_is_pointed_out(
         assert [int(number.replace(",", "")) for number in told] == [pytest.approx(num_blocks, rel=0.1)] * is_told
     doubts = fit_overhead(folder, workload).doubts()
     assert ["kv_cache.num_gpu_blocks in meta.json" in text for text in doubts] == [True] * is_told
+    run = load_run(folder)
+    windowed = replace(setting_of(run), model="gemma-3-4b")
+    assert not other_pool(run, replace(predict(run, workload, setting_of(run)), setting=windowed))
 
 
 @pytest.mark.parametrize("overhead_us", [(500, 500), (2_000, 2_000), (6_000, 6_000), (500, 2_000), (2_000, 6_000)])

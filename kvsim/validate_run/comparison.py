@@ -139,8 +139,11 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
 def other_pool(run: RecordedRun, prediction: Prediction) -> list[str]:
     """A line where the usage that was measured is that of another number of KV blocks than the simulated one.
 
-    Looked at are the seconds in which as many requests ran as predicted: they held much the same tokens.
+    Looked at are the seconds in which as many requests ran as predicted: they held much the same tokens. Nothing is
+    said of a model with windows, of which the engine drops what the simulation keeps.
     """
+    if any(group.window is not None for group in prediction.setting.geometry.groups):
+        return []
     series, _ = _compare_series(run, prediction)
     if "running" not in series or "kv_cache_pct" not in series:
         return []
