@@ -110,9 +110,69 @@ def test_uneven_stages_are_as_long_as_the_longest():
     assert report.bytes_per_token == 2 * 27 * 8 * 128 * 2
 
 
+HYBRID = {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 64, "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "kept", "first", "last"),
+    [
+        # Attention in layers 4, 12, 20 and 28.
+        ({"num_hidden_layers": 32, "attn_layer_period": 8, "attn_layer_offset": 4}, 2, 2, 0, 15),
+        ({"num_hidden_layers": 32, "attn_layer_period": 8, "attn_layer_offset": 4}, 3, 2, 11, 21),
+        # 4 + 3 layers: what is left over is not the last stage's.
+        ({"num_hidden_layers": 7, "hybrid_override_pattern": "MMMM***"}, 2, 3, 4, 6),
+        ({"num_hidden_layers": 7, "hybrid_override_pattern": "***M*MM"}, 2, 3, 0, 3),
+        # 2 + 3 + 3 + 2
+        ({"num_hidden_layers": 10, "full_attn_idxs": [1, 2, 4, 7, 8, 9]}, 4, 2, 2, 4),
+        ({"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}, 4, 1, 1, 1),
+    ],
+)
+def test_of_unequal_stages_the_one_that_keeps_most_counts(layers, stages, kept, first, last):
+    whole = {**HYBRID, **layers, "mamba_d_state": 16}
+    report = capacity(whole, kv_cache_memory_bytes=GIB, pipeline_parallel_size=stages, max_model_len=1024)
+    assert report.bytes_per_token == kept * 2 * 2 * 64 * 2
+    assert f"this is the one of layers {first} to {last} (from 0), which keeps the most" in report.notes[0]
+    num_layers = last - first + 1
+    assert any(note.startswith(f"{kept} of {num_layers} layers keep KV") for note in report.notes) == (
+        kept < num_layers
+    )
+
+
+def test_stages_of_unequal_heads_go_by_what_a_rank_keeps():
+    """Two layers of a KV head each keep as much on one of eight ranks as two of eight heads; on one, a quarter."""
+    heads = [1, 1, 1, 8, 1, 1]
+    whole = {**HYBRID, "num_hidden_layers": 6, "num_key_value_heads_per_layer": heads}
+
+    def report(stages, ranks):
+        return capacity(
+            whole,
+            kv_cache_memory_bytes=GIB,
+            pipeline_parallel_size=stages,
+            tensor_parallel_size=ranks,
+            max_model_len=64,
+        )
+
+    assert report(2, 1).bytes_per_token == (8 + 1 + 1) * 2 * 64 * 2
+    assert "layers 3 to 5" in report(2, 1).notes[0]
+    assert report(2, 8).bytes_per_token == 3 * 2 * 64 * 2
+    assert "layers 0 to 2" in report(2, 8).notes[0]
+    assert not any("unequally many KV heads" in note for note in report(2, 8).notes)
+    assert "layers keep unequally many KV heads (1 of 8, 2 of 1)" in report(2, 1).notes[-1]
+
+
+def test_images_of_a_stage_are_those_of_its_layers():
+    whole = {**HYBRID, "num_hidden_layers": 8, "cross_attention_layers": [1, 6]}
+    report = capacity(whole, kv_cache_memory_bytes=GIB, pipeline_parallel_size=4, max_model_len=64)
+    assert report.bytes_per_token == 2 * 2 * 2 * 64 * 2
+    assert "layers 2 to 3" in report.notes[0]
+    assert not any("KV of an image" in note for note in report.notes)
+
+
 @pytest.mark.parametrize(
     ("model", "stages", "message"),
     [
+        ({**HYBRID, "num_hidden_layers": 8, "num_kv_shared_layers": 2}, 2, "or read the KV of others"),
+        ({**HYBRID, "num_hidden_layers": 8, "use_cla": True, "cla_share_factor": 2}, 2, "or read the KV of others"),
         ("llama-3.1-8b", 33, "pipeline_parallel_size is 33; it must be from 1 to 32, the number of layers"),
         ("llama-3.1-8b", 0, "pipeline_parallel_size is 0"),
         ("gpt-oss-20b", 2, "unequally much KV are not split over pipeline stages"),

@@ -19,7 +19,7 @@ from kvsim.cost.interface import CostModel
 from kvsim.cost.profile import load_profile, profile_names
 from kvsim.scheduling.plan import StepShape
 from kvsim.types import ScenarioError
-from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, predict, setting_of
+from kvsim.validate_run import METRICS, Setting, compare, fit_overhead, load_run, other_pool, predict, setting_of
 from kvsim.validate_run.prediction import kernel_cost
 
 RUNS = Path("data", "traces", "vllm-0.19-runs")
@@ -239,11 +239,16 @@ def test_the_command_says_which_overhead_it_fitted(tmp_path: Path, capsys: pytes
 
 
 def write_simulated_run(
-    folder: Path, overhead_us: tuple[float, float], num: int = 60, max_num_seqs: int | None = None
+    folder: Path,
+    overhead_us: tuple[float, float],
+    num: int = 60,
+    max_num_seqs: int | None = None,
+    num_gpu_blocks: int | None = None,
 ) -> Path:
     """A run that the simulator made with a known overhead (decode-only steps, steps with prompts).
 
-    With `max_num_seqs` in truth, where the folder's meta.json says 8.
+    With `max_num_seqs` and `num_gpu_blocks` in truth, where the folder's meta.json says 8 and 2,000. The
+    series has four lines a second.
     """
     workload = write_run(folder, num=num)
     rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
@@ -257,6 +262,7 @@ def write_simulated_run(
     run = load_run(folder)
     setting = setting_of(run)
     setting = setting if max_num_seqs is None else replace(setting, max_num_seqs=max_num_seqs)
+    setting = setting if num_gpu_blocks is None else replace(setting, num_gpu_blocks=num_gpu_blocks)
     true = predict(run, workload, setting, decode_overhead_us=overhead_us[0], mixed_overhead_us=overhead_us[1])
     for i, row in enumerate(rows):
         row |= {
@@ -264,7 +270,31 @@ def write_simulated_run(
             "last_token_ts": 5.0 + float(true.last_token_s[i]),
         }
     (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    times = np.arange(0.25, float(true.last_token_s.max()), 0.25)
+    names = ("running", "waiting", "kv_cache_pct")
+    table = np.column_stack([times, *(true.series(times)[name] for name in names)])
+    lines = [f"{t:g},{running:g},{waiting:g},{usage:.1f}" for t, running, waiting, usage in table]
+    (folder / "timeseries.csv").write_text("\n".join([",".join(("t", *names)), *lines]))
     return workload
+
+
+@pytest.mark.parametrize(("num_blocks", "is_told"), [(2_000, False), (2_400, False), (1_000, True), (4_000, True)])
+def test_a_pool_of_other_blocks_than_the_simulated_one_is_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_blocks: int, is_told: bool
+) -> None:
+    folder = tmp_path / "h100"
+    workload = write_simulated_run(folder, (2_000, 2_000), num_gpu_blocks=num_blocks)
+    command = ["validate-run", str(folder), "--workload", str(workload), "--no-plots"]
+    for more in ([], ["--fit"]):
+        assert main([*command, *more]) == 0
+        shown = capsys.readouterr().err
+        told = re.findall(r"kv_cache_pct is that of about ([\d,]+) KV blocks, and 2,000 are simulated", shown)
+        assert [int(number.replace(",", "")) for number in told] == [pytest.approx(num_blocks, rel=0.1)] * is_told
+    doubts = fit_overhead(folder, workload).doubts()
+    assert ["kv_cache.num_gpu_blocks in meta.json" in text for text in doubts] == [True] * is_told
+    run = load_run(folder)
+    windowed = replace(setting_of(run), model="gemma-3-4b")
+    assert not other_pool(run, replace(predict(run, workload, setting_of(run)), setting=windowed))
 
 
 @pytest.mark.parametrize("overhead_us", [(500, 500), (2_000, 2_000), (6_000, 6_000), (500, 2_000), (2_000, 6_000)])

@@ -90,6 +90,10 @@ written out (`requests:`) have the same keys, each by its first name.
 
 Times are seconds since some start, Unix times or dates (`2026-11-02T09:00:00.5Z`). Dates and Unix times count from the
 first request, and so do the times of `azure` and `burstgpt`.
+
+Requests of one instant come in the order of the file. Where there are sessions, the one that began first is first: in
+a trace the session whose first row is the earliest (equal times: in the order of the file), in `requests:` the one that
+is named first, and among synthetic ones the one with the lower number. A row without a session is one of its own.
 """
 JSON_FORMATS = {
     "mooncake": "a line of JSON, or an entry of a list: `timestamp` (milliseconds), `input_length`, `output_length`, "

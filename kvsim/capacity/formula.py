@@ -58,7 +58,7 @@ def capacity(
     memory. A `speculative_model` has its weights, and its KV of every token, on the same GPUs. A fit that is impossible
     is a report with `problem`; values that make no sense raise ScenarioError.
     """
-    geometry = _geometry(model, dtype).stage(pipeline_parallel_size)
+    geometry = _geometry(model, dtype).stage(pipeline_parallel_size, max(1, tensor_parallel_size))
     spec = None if gpu is None else gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     total = total_memory_bytes if total_memory_bytes is not None else spec.total_memory_bytes if spec else None
     check_flags(

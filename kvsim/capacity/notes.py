@@ -45,6 +45,12 @@ def notes_of(
             f"every request also keeps the KV of {geometry.num_encoder_tokens:,} tokens of the encoder's output "
             f"(cross-attention), however short its own text is"
         )
+    if geometry.stage_layers is not None:
+        notes.append(
+            f"pipeline stages keep unequally much KV: this is the one of layers {geometry.stage_layers[0]} to "
+            f"{geometry.stage_layers[-1]} (from 0), which keeps the most; it has the fewest blocks, and no other stage "
+            f"can use more"
+        )
     num_layers, config = geometry.num_hidden_layers, geometry.config
     if geometry.num_kv_layers < num_layers:
         note = f"{geometry.num_kv_layers} of {num_layers} layers keep KV of their own"
@@ -66,7 +72,7 @@ def notes_of(
         )
     if config.get("cross_attention_layers"):
         notes.append("the KV of an image, which cross-attention layers keep for every sequence, is not counted")
-    if geometry.is_uneven:
+    if geometry.is_uneven and len(geometry.groups) > 1:
         heads = ", ".join(f"{group.num_layers} of {group.num_kv_heads}" for group in geometry.groups)
         notes.append(f"layers keep unequally many KV heads ({heads}): a block holds what each of them needs")
     if geometry.index_dim:

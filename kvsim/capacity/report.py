@@ -16,9 +16,9 @@ HEAD_ROOM = 0.20
 class CapacityReport:
     """Where the memory of one GPU goes, in bytes, and what the KV part of it can hold.
 
-    Per-token and per-block sizes are those of one GPU: a tensor-parallel rank of the longest pipeline stage. `problem`
-    says why the engine would refuse to start and which number to change; None where it fits. `None` bytes were not
-    needed (the KV size was given).
+    Per-token and per-block sizes are those of one GPU: a tensor-parallel rank of the pipeline stage that keeps most.
+    `problem` says why the engine would refuse to start and which number to change; None where it fits. `None` bytes
+    were not needed (the KV size was given).
     """
 
     model: str

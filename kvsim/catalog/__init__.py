@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from kvsim.files import yaml_data
 from kvsim.memory.geometry import ModelGeometry
 from kvsim.types import ScenarioError
 
@@ -154,7 +155,7 @@ def _config_path(path: Path) -> Path | None:
 def _from_file(path: Path) -> ModelGeometry:
     try:
         text = path.read_text("utf-8-sig")  # Editors on Windows put a byte-order mark at the beginning.
-        config = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        config = json.loads(text) if path.suffix == ".json" else yaml_data(text, str(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ScenarioError(f"{path}: cannot be read as a model configuration: {error}") from None
     if not isinstance(config, dict):

@@ -131,10 +131,10 @@ def _errors_text(result: Calibration) -> str:
     return f"{head}\n{error_table(result.errors)}"
 
 
-def error_table(errors: tuple[ErrorLine, ...]) -> str:
-    """The held-out errors as columns of text."""
+def error_table(errors: tuple[ErrorLine, ...], rows_are: str = "held out") -> str:
+    """The errors as columns of text; `rows_are` says what was done with the rows that they are of."""
     rows = [[form.format(line) for form in _ERROR_COLUMNS.values()] for line in errors]
-    return console.table(rows, list(_ERROR_COLUMNS))
+    return console.table(rows, [rows_are if name == "held out" else name for name in _ERROR_COLUMNS])
 
 
 _ERROR_COLUMNS = {
@@ -162,10 +162,12 @@ def _draw(result: Calibration, out: Path) -> Path:
 
 
 def _test(fitted: Profile, path: Path, gpu: str | None, as_json: bool) -> list[dict[str, object]]:
-    from kvsim.cost.calibrate import profile_errors
+    from kvsim.cost.calibrate import profile_errors, unpredicted_rows
 
     errors = profile_errors(fitted, path, gpu=gpu)
-    _show(as_json, f"{path}: rows predicted by {fitted.name}, per cent\n{error_table(errors)}")
+    _show(as_json, f"{path}: rows predicted by {fitted.name}, per cent\n{error_table(errors, 'predicted')}")
+    for text in unpredicted_rows(fitted, path, gpu=gpu):
+        console.warn(text)
     return [dict(line.__dict__) for line in errors]
 
 

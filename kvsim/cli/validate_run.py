@@ -44,7 +44,7 @@ def command(
     Queue times come from the run, everything else is predicted with nothing fitted to it. The engine's arguments in
     meta.json that the simulation cannot follow are named in a warning.
     """
-    from kvsim.validate_run import compare, fit_overhead, load_run, predict, setting_of
+    from kvsim.validate_run import compare, fit_overhead, load_run, other_pool, predict, setting_of
     from kvsim.validate_run import plot as draw
 
     check_input(workload, "workload")
@@ -55,8 +55,9 @@ def command(
     setting = setting_of(run, gpu=gpu, profile=profile, model=model)
     for text in setting.warnings:
         console.warn(text)
-    unfitted = compare(run, predict(run, workload, setting))
-    for text in unfitted.warnings:
+    prediction = predict(run, workload, setting)
+    unfitted, pool_warnings = compare(run, prediction), other_pool(run, prediction)
+    for text in (*unfitted.warnings, *pool_warnings):
         console.warn(text)
     is_drawn = wants_picture and draw(unfitted, plot)
     document = unfitted.as_dict()
@@ -64,7 +65,9 @@ def command(
     if fit:
         overhead = fit_overhead(run_dir, workload, gpu=gpu, profile=profile, model=model)
         for text in overhead.doubts():
-            console.warn(text)
+            # The pool is named once, by whichever prediction shows it.
+            if not pool_warnings or text not in overhead.other_doubts:
+                console.warn(text)
         prediction = predict(
             run,
             workload,

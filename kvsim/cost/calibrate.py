@@ -123,7 +123,7 @@ def calibrate(
         "made_by": f"kvsim calibrate {Path(path).name} --gpu {data.gpu} --framework {framework} --seed {seed}",
         "block_size": data.block_sizes.get(framework, 64),
         "sources": ", ".join(data.sources),
-        "num_rows": sum(len(g.latency_us) for g in groups),
+        "num_rows": sum(len(g.latency_us) for g in groups if len(g.latency_us) >= MIN_ROWS),
         "hold_out": hold_out,
         "seed": seed,
     }
@@ -538,6 +538,22 @@ def profile_errors(profile: Profile, path: str | Path, *, gpu: str | None = None
             f"{_listed(group.key for group in groups)}; the profile {_listed(profile.fits)}"
         )
     return tuple(lines)
+
+
+def unpredicted_rows(profile: Profile, path: str | Path, *, gpu: str | None = None) -> list[str]:
+    """What `profile_errors` leaves out of a file: rows of other number formats, and those that no fit is for."""
+    data = load_measurements(path, gpu)
+    notes = [
+        f"{path}: {count} rows of {what} are not predicted: only 16-bit number formats are"
+        for what, count in data.skipped.items()
+    ]
+    strange = [group for group in data.groups if _fit_for(profile, group.key) is None]
+    if strange:
+        notes.append(
+            f"{path}: {sum(len(group.latency_us) for group in strange)} rows are not predicted: profile "
+            f"{profile.name!r} has no fit of {_listed(group.key for group in strange)}"
+        )
+    return notes
 
 
 def _listed(entries: Iterable[GroupKey | OpFit]) -> str:

@@ -72,6 +72,8 @@ class Overhead:
     """All of those without prompts, in which no engine is ever idle."""
     settled: bool = True
     """The gaps used are those that come near this very overhead."""
+    other_doubts: tuple[str, ...] = ()
+    """What else of the run says that it is not the simulated one."""
 
     @property
     def num_used(self) -> int:
@@ -86,12 +88,13 @@ class Overhead:
         return decode_us, mixed_us
 
     def doubts(self) -> list[str]:
-        """A line where most of what cannot be idle time is left unexplained."""
+        """A line where most of what cannot be idle time is left unexplained, and what else speaks against the fit."""
         if 2 * self.num_decode_gaps >= self.num_all_decode_gaps:
-            return []
+            return [*self.other_doubts]
         return [
+            *self.other_doubts,
             f"{self.source}: only {self.num_decode_gaps} of {self.num_all_decode_gaps} gaps without prompts last as "
-            f"long as the simulated steps: check that model, profile and engine arguments are those of the run"
+            f"long as the simulated steps: check that model, profile and engine arguments are those of the run",
         ]
 
     def used_text(self) -> str:

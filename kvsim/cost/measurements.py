@@ -257,6 +257,12 @@ def _classify(cells: _Cells) -> tuple[GroupKey, dict[str, float]]:
 
 def _attention_columns(op: str, cells: _Cells) -> dict[str, float]:
     columns = {name: cells.number(name, positive=True) for name in ("heads", "kv_heads", "head_dim")}
+    if columns["heads"] % columns["kv_heads"]:
+        raise cells.fail(
+            "kv_heads",
+            f"{cells.text('kv_heads')!r} must divide heads, {cells.text('heads')!r}: KV heads serve equally many "
+            f"query heads; correct the row, or the header if the two columns have each other's names",
+        )
     columns["kv_bytes"] = 1.0 if _number_format(cells.text("kv_dtype")) in _ONE_BYTE_FORMATS else 2.0
     if op == "decode_attention":
         columns["batch"] = cells.number("batch", positive=True)

@@ -13,7 +13,7 @@ import yaml
 
 from kvsim.cost.fit import OpFit
 from kvsim.cost.forms import FORMS
-from kvsim.files import whole_file
+from kvsim.files import whole_file, yaml_data
 from kvsim.types import ScenarioError
 
 if TYPE_CHECKING:
@@ -151,9 +151,8 @@ def _plain(name: str) -> str:
 def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile by name or file; raises ScenarioError naming the file and what is wrong in it."""
     path = profile_path(name_or_path)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        data = yaml_data(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -22,7 +22,16 @@ from kvsim.memory.config_fields import (
     required,
     section,
 )
-from kvsim.memory.layers import FULL, LayerGroup, heads_per_layer, layer_groups, refuse_uneven_widths
+from kvsim.memory.layers import (
+    FULL,
+    LayerGroup,
+    config_of_stage,
+    heads_per_layer,
+    kept_layers,
+    layer_groups,
+    refuse_uneven_widths,
+    stages_of,
+)
 from kvsim.memory.model_len import max_model_len
 from kvsim.types import shown
 
@@ -61,6 +70,9 @@ PACKED_BYTES: dict[str, tuple[int, int]] = {
 
 Scales are included in NVFP4 and in llama.cpp's (q8_0, ...); those of int4, as of the other integers, are not.
 """
+
+_CONFIG_OF_A_STAGE = {"tie_word_embeddings": True, "first_k_dense_replace": 0}
+"""The first stage has the embedding, the last one the head; DeepSeek's dense layers are all in the first."""
 
 DS_MLA, DS_MLA_LATENT = "fp8_ds_mla", 512 + 64
 """vLLM's own format for the latent of DeepSeek V3 and V3.2, and the elements of that latent."""
@@ -112,6 +124,8 @@ class ModelGeometry:
     groups: tuple[LayerGroup, ...] = ()
     num_encoder_tokens: int = 0
     max_model_len: int | None = None
+    stage_layers: range | None = None
+    """Of a pipeline stage of a model whose layers differ: which they are, from 0."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The (text) configuration it was read from: what `weights.count_params` reads."""
 
@@ -209,10 +223,10 @@ class ModelGeometry:
         num_vectors = 1 if self.latent_dim else 2
         return num_vectors * cache_bytes(dtype, num_heads * self.head_dim) + self.index_bytes_per_token
 
-    def stage(self, pipeline_parallel_size: int) -> ModelGeometry:
-        """The pipeline stage with the most layers, and one of the two embeddings.
+    def stage(self, pipeline_parallel_size: int, tensor_parallel_size: int = 1) -> ModelGeometry:
+        """The pipeline stage that keeps most (of equal layers: the one with the most), and one of the two embeddings.
 
-        Raises GeometryError where there are more stages than layers, or layers differ.
+        Raises GeometryError where there are more stages than layers, or it is not known what a stage keeps.
         """
         if pipeline_parallel_size == 1:
             return self
@@ -222,12 +236,35 @@ class ModelGeometry:
                 f"the number of layers"
             )
         if len(self.groups) > 1 or self.num_kv_layers < self.num_hidden_layers:
-            raise GeometryError("layers that keep unequally much KV are not split over pipeline stages")
+            return self._fullest_stage(pipeline_parallel_size, tensor_parallel_size)
         num_layers = -(-self.num_hidden_layers // pipeline_parallel_size)
-        # The first stage has the embedding, the last one the head; DeepSeek's dense layers are all in the first.
-        config = {"num_hidden_layers": num_layers, "tie_word_embeddings": True, "first_k_dense_replace": 0}
         groups = (replace(self.groups[0], num_layers=num_layers),)
-        return replace(self, num_hidden_layers=num_layers, groups=groups, config={**self.config, **config})
+        config = {**self.config, **_CONFIG_OF_A_STAGE, "num_hidden_layers": num_layers}
+        return replace(self, num_hidden_layers=num_layers, groups=groups, config=config)
+
+    def _fullest_stage(self, num_stages: int, tensor_parallel_size: int) -> ModelGeometry:
+        """Of layers that keep all tokens, none, or those of unequally many heads: the first stage that keeps most."""
+        config, num_layers = self.config, self.num_hidden_layers
+        has_readers = optional(config, "num_kv_shared_layers", least=0) or flag(config, "use_cla", default=False)
+        heads = [] if self.latent_dim else heads_per_layer(config, num_layers, self.num_attention_heads)
+        if self.is_hybrid or has_readers or self.groups != layer_groups(config, num_layers, heads):
+            raise GeometryError(
+                "layers that keep unequally much KV are not split over pipeline stages where some have a window, or "
+                "read the KV of others: write a configuration of the layers of one stage, and ask for that"
+            )
+        kept = kept_layers(config, num_layers, heads)
+        sizes = {layer: self.kv_heads_per_rank(tensor_parallel_size, num) for layer, (_, num) in kept.items()}
+        layers = max(stages_of(num_layers, num_stages), key=lambda stage: sum(sizes.get(layer, 0) for layer in stage))
+        of_stage = {layer: kept[layer] for layer in layers if layer in kept}
+        sorts = [*of_stage.values()]
+        group_of = {(group.kind, group.num_kv_heads): group for group in self.groups}
+        return replace(
+            self,
+            num_hidden_layers=len(layers),
+            groups=tuple(replace(group_of[sort], num_layers=sorts.count(sort)) for sort in dict.fromkeys(sorts)),
+            config={**config_of_stage(config, layers, of_stage), **_CONFIG_OF_A_STAGE},
+            stage_layers=layers,
+        )
 
     @property
     def index_bytes_per_token(self) -> int:

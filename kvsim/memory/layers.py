@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from kvsim.memory.config_fields import (
@@ -66,6 +67,12 @@ _SAYS_WHICH = (
 )  # fmt: skip
 """Keys that say which layers have attention."""
 
+_BY_LAYER = (
+    "attn_layer_offset", "_block_types", "hybrid_layer_pattern", "sliding_window_pattern", "_sliding_window_pattern",
+    "max_window_layers", "num_key_value_heads_per_layer", "block_configs", "cross_attention_layers",
+)  # fmt: skip
+"""Other keys that speak of layers by their number."""
+
 ALIKE = (
     "write a configuration of layers that store alike and as much in all (num_hidden_layers, num_key_value_heads, "
     "head_dim, dtype)"
@@ -92,6 +99,14 @@ def layer_groups(config: Config, num_layers: int, heads: list[int]) -> tuple[Lay
     `heads` are the KV heads of every layer, as `heads_per_layer` has them. Raises GeometryError where no layer keeps
     anything, or layers are uneven in a way that cannot be counted.
     """
+    sorts = [*kept_layers(config, num_layers, heads).values()]
+    return tuple(
+        LayerGroup(kind, sorts.count((kind, num)), window_of(kind, config), num) for kind, num in dict.fromkeys(sorts)
+    )
+
+
+def kept_layers(config: Config, num_layers: int, heads: list[int]) -> dict[int, tuple[str, int | None]]:
+    """The layers with KV of their own by number: their kind, and their KV heads where those are unequal."""
     without = _layers_without_kv(config, num_layers)
     kinds = layer_kinds(config, num_layers)
     kept = [layer for layer in range(num_layers) if layer not in without and kinds[layer] not in NO_KV]
@@ -103,15 +118,36 @@ def layer_groups(config: Config, num_layers: int, heads: list[int]) -> tuple[Lay
             f"cache to model; check layer_types and num_kv_shared_layers, or what lists its attention layers"
         )
     is_uneven = any(heads[layer] != max(heads) for layer in kept) if heads else False
-    sorts = [(kinds[layer], heads[layer] if is_uneven else None) for layer in kept]
-    if is_uneven and len({kind for kind, _ in sorts}) > 1:
+    sorts = {layer: (kinds[layer], heads[layer] if is_uneven else None) for layer in kept}
+    if is_uneven and len({kind for kind, _ in sorts.values()}) > 1:
         raise GeometryError(
             f"{_uneven_key(config)} gives layers unequal KV heads, and some of them have a window: the two together "
             f"are not counted; {ALIKE}"
         )
-    return tuple(
-        LayerGroup(kind, sorts.count((kind, num)), window_of(kind, config), num) for kind, num in dict.fromkeys(sorts)
-    )
+    return sorts
+
+
+def stages_of(num_layers: int, num_stages: int) -> list[range]:
+    """The layers of each pipeline stage, as vLLM shares them out.
+
+    What is left over goes to the stages before the last one, the nearest first: the first and the last stage have the
+    embedding and the head beside their layers.
+    """
+    counts = [num_layers // num_stages] * num_stages
+    for index in range(num_layers % num_stages):
+        counts[-2 - index] += 1
+    ends = list(accumulate(counts))
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def config_of_stage(config: Config, layers: range, kept: Mapping[int, tuple[str, int | None]]) -> dict[str, Any]:
+    """The configuration of these layers of a model alone, of which `kept` have KV."""
+    kinds = [kept[layer][0] if layer in kept else NO_KV[1] for layer in layers]
+    stage = {name: value for name, value in config.items() if name not in (*_SAYS_WHICH, *_BY_LAYER)}
+    images = listing(config, "cross_attention_layers") or []
+    if of_stage := [int(layer) - layers.start for layer in images if layer in layers]:
+        stage["cross_attention_layers"] = of_stage
+    return stage | {"num_hidden_layers": len(layers), "layer_types": kinds}
 
 
 def heads_per_layer(config: Config, num_layers: int, num_heads: int | None) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvsim.validate_run.comparison import Comparison as Comparison
 from kvsim.validate_run.comparison import compare as compare
+from kvsim.validate_run.comparison import other_pool as other_pool
 from kvsim.validate_run.comparison import plot as plot
 from kvsim.validate_run.metrics import METRICS as METRICS
 from kvsim.validate_run.metrics import measured_metrics as measured_metrics

@@ -22,6 +22,11 @@ _UNITS: Mapping[float, str] = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "n
 _SHARE_NOT_PCT = 10.0
 """Usage of at most 1 is a share where the prediction in per cent is so many times larger, else it is small."""
 
+_OTHER_POOL = 1.25
+"""A pool is another one where it is so many times as large, or so small a part: usage is logged to a tenth per cent."""
+_LEAST_PCT = 0.5
+_MIN_SECONDS = 5
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -129,6 +134,36 @@ def _compare_series(run: RecordedRun, prediction: Prediction) -> tuple[dict[str,
         series[name], series[f"{name}_measured"] = values, measured
         errors[name] = round(float(np.abs(values - measured)[known].mean()), 2)
     return series, errors
+
+
+def other_pool(run: RecordedRun, prediction: Prediction) -> list[str]:
+    """A line where the usage that was measured is that of another number of KV blocks than the simulated one.
+
+    Looked at are the seconds in which as many requests ran as predicted: they held much the same tokens. Nothing is
+    said of a model with windows, of which the engine drops what the simulation keeps.
+    """
+    if any(group.window is not None for group in prediction.setting.geometry.groups):
+        return []
+    series, _ = _compare_series(run, prediction)
+    if "running" not in series or "kv_cache_pct" not in series:
+        return []
+    running, running_measured = series["running"], series["running_measured"]
+    usage, measured = series["kv_cache_pct"], series["kv_cache_pct_measured"]
+    # NaN, where nothing was logged, is not near anything.
+    alike = np.abs(running - running_measured) <= np.maximum(1.0, 0.1 * running_measured)
+    alike &= (running > 0) & (usage > 0) & (measured >= _LEAST_PCT)
+    if alike.sum() < _MIN_SECONDS:
+        return []
+    ratio = float(np.median(usage[alike] / measured[alike]))
+    if 1 / _OTHER_POOL < ratio < _OTHER_POOL:
+        return []
+    num_blocks = prediction.setting.num_gpu_blocks
+    told = int(float(f"{ratio * num_blocks:.2g}"))
+    return [
+        f"{run.folder / 'timeseries.csv'}: kv_cache_pct is that of about {told:,} KV blocks, and "
+        f"{num_blocks:,} are simulated (in the {alike.sum()} seconds with as many running requests as predicted): "
+        f"write what the engine logged as kv_cache.num_gpu_blocks in meta.json"
+    ]
 
 
 def plot(comparison: Comparison, path: str | Path) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.types import ScenarioError
+from kvsim.validate_run.comparison import other_pool
 from kvsim.validate_run.prediction import Prediction, kernel_cost, predict
 from kvsim.validate_run.recorded import RecordedRun, load_run
 from kvsim.validate_run.setting import Setting, setting_of
@@ -72,7 +74,7 @@ def fit_overhead(
             raise too_slow(run, overhead, "times in requests.jsonl")
         errors_us = (0.0, 0.0) if overhead.doubts() else overhead.standard_errors_us
         if overhead.settled and is_same and all(map(_are_same, before, (decode_us, mixed_us), errors_us)):
-            return overhead
+            return replace(overhead, other_doubts=tuple(other_pool(recorded, prediction)))
     raise did_not_converge(run, overhead)
 
 

@@ -19,7 +19,7 @@ from kvsim.workload.content import Shares
 
 
 class Source(Protocol):
-    """Requests in order of time, then of file."""
+    """Requests in order of time; those of one instant in the order of the file, or of their sessions."""
 
     notes: tuple[str, ...]
     """What the user should know about the workload (skipped rows, cut lengths): warnings of the summary."""
@@ -151,7 +151,10 @@ class Session(Protocol):
 
 
 class SessionSource:
-    """Closed loop: the next turn of a session comes after the last answer (and a pause)."""
+    """Closed loop: the next turn of a session comes after the last answer (and a pause).
+
+    Turns that are due at one instant come in the order in which the sessions are given.
+    """
 
     def __init__(self, sessions: Seq[Session], notes: Iterable[str] = ()) -> None:
         self.notes = tuple(notes)

@@ -103,6 +103,8 @@ CSV_FORMATS: dict[str, tuple[Column, ...]] = {
 OPTIONAL_COLUMNS = tuple(column for column in CSV_FORMATS["csv"] if not column.required)
 """Of a plain CSV, in the order in which they are written."""
 _SESSION_NAMES = frozenset({"session", "sessionid"})
+_ONLY_WRITTEN = frozenset({"lora", "salt", "aborts"})
+"""What requests that are written out have beside their times and lengths, and no trace has."""
 _SECONDS_PER_YEAR = 365.25 * 86400
 _NEAR = 0.75
 """How alike two names are, as difflib counts it, where one may be meant for the other."""
@@ -218,6 +220,8 @@ def _unread(path: str, trace_format: str, header: list[str]) -> list[str]:
             notes.append(
                 f"{path}: column {name!r} is not read; workload.sampling.beam_width sets the beams of every request"
             )
+        elif plain in _ONLY_WRITTEN:
+            notes.append(f"{path}: column {name!r} is not read; only requests written out (workload.requests) have it")
         elif plain in _SESSION_NAMES and plain not in known:
             notes.append(
                 f"{path}: column {name!r} is not read in the {trace_format} format: every request comes at its own time"

@@ -28,6 +28,14 @@ EXACT_SECONDS = 2e6
 """Up to here a double, times 1e9, rounds to the right nanosecond."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_UNREAD = {
+    "is packed with bzip2": re.compile(rb"BZh[1-9]1AY&"),
+    "is packed with xz": re.compile(rb"\xfd7zXZ\x00"),
+    "is packed with zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "is a zip archive": re.compile(rb"PK\x03\x04"),
+    "is a Parquet table": re.compile(rb"PAR1\x15"),
+}
+"""How files begin that people have tables in, and that are not read."""
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _DELIMITERS = ",;\t"
 _QUOTED = re.compile(r'"[^"]*"')
@@ -150,7 +158,10 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     try:
         with _opened(path) as raw:
             # Peeking keeps the position, so that the decoder sees the file from its start.
-            packed = raw.peek(2)[:2] == _GZIP_MAGIC
+            head = raw.peek(8)[:8]
+            packed = head.startswith(_GZIP_MAGIC)
+            if problem := next((text for text, begin in _UNREAD.items() if begin.match(head)), None):
+                fail(str(path), f"{problem}; give it as text, as it is or packed with gzip")
             buffered = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if packed else raw
             with _BoundedText(buffered, encoding=_encoding(buffered), errors="replace", newline="") as text:
                 yield text

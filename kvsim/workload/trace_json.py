@@ -35,6 +35,7 @@ _MESSAGE_LISTS = ("conversations", "conversation", "messages")
 """Where published conversations keep their messages."""
 _ASKS = frozenset({"human", "user"})
 _SETS_OUT = frozenset({"system", "developer"})
+_SESSION_KEYS = ("session_id", "session")
 _HASH_BLOCKS = (512, 16, 32, 64, 128, 256, 1024, 8)
 """Tokens per hash id that are tried when the scenario names none."""
 
@@ -180,6 +181,8 @@ class _Mooncake:
     """Numbers of the rows without hash ids, as long as no row has any."""
     first_unnamed: MissingKey | None = None
     num_in_seconds: int = 0
+    session_key: str = ""
+    """What the first row that names its session calls it."""
 
     def add(self, row: Mapping[str, Any], number: int) -> None:
         """Append object `number`; raises BadRow and leaves the columns as they were."""
@@ -196,6 +199,8 @@ class _Mooncake:
             self.first_unnamed = self.first_unnamed or MissingKey("hash_ids", row)
             self.unnamed.append(number)
         self.num_in_seconds += in_seconds
+        if not self.session_key:
+            self.session_key = next((key for key in _SESSION_KEYS if key in row), "")
         self.times.append(time)
         self.prompts.append(prompt)
         self.outputs.append(output)
@@ -254,6 +259,12 @@ def load_mooncake(entries: Iterable[object], errors: RowErrors, hash_block_size:
             "seconds, and every turn comes at its own"
         )
         trace = replace(trace, notes=(note,))
+    if lines.session_key:
+        note = (
+            f"{errors.path}: key {lines.session_key!r} is not read in the mooncake format: every request comes at its "
+            "own time"
+        )
+        trace = replace(trace, notes=(*trace.notes, note))
     if not lines.ids:
         return trace
     offsets = np.array(lines.offsets, dtype=np.int64)

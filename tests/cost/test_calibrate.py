@@ -133,6 +133,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert load_measurements(path).num_rows == 52
 
 
+def test_rows_that_are_left_out_are_none_of_the_rows_of_a_profile(tmp_path: Path) -> None:
+    rows = gemm_rows()
+    few = [row | {"op": "all_reduce", "bytes": 2**i, "num_gpus": 2} for i, row in enumerate(rows[:5])]
+    result = calibrate(write(tmp_path / "x.csv", rows + few, (*COLUMNS, "bytes", "num_gpus")))
+    assert result.profile.provenance["num_rows"] == sum(line.num_rows for line in result.errors) == 52
+
+
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = gemm_rows()
     few = [row | {"version": "2.0"} for row in rows[:5]]
@@ -324,8 +331,27 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert out.is_file()
     assert out.with_suffix(".png").is_file()
     assert main(["calibrate", "--profile", str(out), "--test", str(path)]) == 0
-    assert "gemm" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "gemm" in shown.out
+    assert not shown.err
     assert main(["calibrate", str(tmp_path / "none.csv")]) == 2
+
+
+def test_rows_that_are_not_predicted_are_counted_and_none_is_called_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--test` may be given the very rows of the fit."""
+    rows, out = gemm_rows(), tmp_path / "mine.yaml"
+    assert main(["calibrate", str(write(tmp_path / "x.csv", rows)), "--out", str(out), "--no-plots"]) == 0
+    assert "held out" in capsys.readouterr().out
+    newer, other = [row | {"version": "2.0"} for row in rows[:9]], [row | {"dtype": "fp8"} for row in rows[:4]]
+    path = write(tmp_path / "y.csv", rows + newer + other)
+    assert main(["calibrate", "--profile", str(out), "--test", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "predicted  mean abs" in shown.out
+    assert "held out" not in shown.out
+    assert f"{path}: 9 rows are not predicted: profile 'x1' has no fit of gemm (mm, vllm 2.0)" in shown.err
+    assert f"{path}: 4 rows of gemm fp8 are not predicted: only 16-bit number formats are" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,14 @@ def test_a_number_is_digits_alone(tmp_path: Path, value: str) -> None:
         load_measurements(tmp_path / "x.csv")
 
 
+@pytest.mark.parametrize("heads", ["8,32", "32,5"])
+def test_kv_heads_divide_the_heads(tmp_path: Path, heads: str) -> None:
+    (tmp_path / "x.csv").write_text(DECODE.format(kv_dtype="").replace("32,8", heads))
+    said = f"line 2, column 'kv_heads': '{heads.split(',')[1]}' must divide heads, '{heads.split(',')[0]}'"
+    with pytest.raises(ScenarioError, match=said):
+        load_measurements(tmp_path / "x.csv")
+
+
 @pytest.mark.parametrize(("kv_dtype", "kv_bytes"), [("", 2), ("auto", 2), ("BF16", 2), ("fp8", 1), ("fp8_inc", 1)])
 def test_kv_formats_are_counted_in_bytes(tmp_path: Path, kv_dtype: str, kv_bytes: int) -> None:
     (tmp_path / "x.csv").write_text(DECODE.format(kv_dtype=kv_dtype))

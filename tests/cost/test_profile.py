@@ -43,6 +43,18 @@ def test_what_is_no_finite_number_is_refused(profile: Path, place: str, value: s
         load_profile(profile)
 
 
+@pytest.mark.parametrize(("first", "again"), [("gpu:", "gpu: other\n"), ("    launch_us:", "    launch_us: 1.0\n")])
+def test_a_key_stands_once(profile: Path, first: str, again: str) -> None:
+    lines = profile.read_text().splitlines(keepends=True)
+    at = next(index for index, line in enumerate(lines) if line.startswith(first))
+    profile.write_text("".join([*lines[: at + 1], again, *lines[at + 1 :]]))
+    name = "fits[0].params.launch_us" if first[0] == " " else "gpu"
+    column = 1 + len(first) - len(first.lstrip())
+    message = f"{profile}:{at + 2}:{column}: {name}: given twice (first on line {at + 1}); keep one"
+    with pytest.raises(ScenarioError, match=f"^{re.escape(message)}$"):
+        load_profile(profile)
+
+
 @pytest.mark.parametrize("value", ["1e400", "nan", "-inf"])
 def test_points_of_a_correction_are_finite(profile: Path, value: str) -> None:
     data = yaml.safe_load(profile.read_text())

@@ -258,6 +258,20 @@ def test_a_pass_of_a_trace_has_conversations_of_its_own(tmp_path: Path, header: 
     assert again.prompt.content(0, 10) == later.prompt.content(0, 10) != first.prompt.content(0, 10)
 
 
+def test_sessions_of_one_instant_come_by_which_began_first(tmp_path: Path) -> None:
+    """As docs/scenario.md has it: by the earliest row of a trace, by the first name in `requests:`."""
+    rows = [("old", 9, 1), ("new", 5, 2), ("new", 9, 3), ("", 9, 4), ("old", 9, 5), ("", 9, 6)]
+    path = tmp_path / "t.csv"
+    lines = [f"{time},{prompt},1,{session}" for session, time, prompt in rows]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,session", *lines]))
+    assert [request.prompt_len for request in requests(trace=str(path))] == [2, 3, 1, 4, 6, 5]
+    written = [
+        {"arrival_s": time, "prompt_tokens": prompt, "output_tokens": 1} | ({"session": session} if session else {})
+        for session, time, prompt in rows
+    ]
+    assert [request.prompt_len for request in requests(requests=written)] == [2, 1, 3, 4, 6, 5]
+
+
 def test_drawn_prompts_of_a_session_do_not_begin_with_the_traces_prefix(tmp_path: Path) -> None:
     """A prompt of 10 tokens cannot begin with a prefix of 50; apart from sessions drawn prompts share none either."""
     path = tmp_path / "g.csv"

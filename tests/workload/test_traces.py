@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +315,15 @@ def test_sessions_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert "column 'Session ID' is not read in the burstgpt format" in note
 
 
+@pytest.mark.parametrize("key", ["session_id", "session"])
+@pytest.mark.parametrize("ids", [{}, {"hash_ids": [1, 2]}])
+def test_sessions_of_lines_of_json_are_not_read_and_named(tmp_path: Path, key: str, ids: dict[str, object]) -> None:
+    line = {"timestamp": 0, "input_length": 600, "output_length": 5} | ids
+    text = "\n".join(json.dumps(row) for row in (line, line | {key: "a", "turn": 1}, line | {key: "a", "turn": 2}))
+    (note,) = load(tmp_path, text).notes
+    assert f"key {key!r} is not read in the mooncake format: every request comes at its own time" in note
+
+
 @pytest.mark.parametrize("whole", [{"timestamp": 0}, {"requests": [{"timestamp": 0}]}])
 def test_an_object_over_several_lines_is_no_row(tmp_path: Path, whole: object) -> None:
     assert "one JSON object over several lines" in error(tmp_path, json.dumps(whole, indent=2))
@@ -510,6 +521,35 @@ def test_a_column_that_looks_like_one_that_is_read_is_named(tmp_path: Path, colu
     notes = load(tmp_path, f"arrival_s,prompt_tokens,output_tokens,{column}\n0,5,1,7\n").notes
     told = [note.split(": ", 1)[1] for note in notes]
     assert told == ([] if meant is None else [f"column {column!r} is not read (did you mean {meant!r}?)"])
+
+
+@pytest.mark.parametrize("column", ["lora", "salt", "abort_s"])
+def test_what_only_written_requests_have_is_named(tmp_path: Path, column: str) -> None:
+    (note,) = load(tmp_path, f"arrival_s,prompt_tokens,output_tokens,{column}\n0,5,1,4\n").notes
+    assert f"column {column!r} is not read; only requests written out (workload.requests) have it" in note
+
+
+PARQUET = b"PAR1\x15\x04\x15\x10\x15\x14L\x15\x02\x15\x00\x12\x00\x00\x08\x1c"
+ZSTD = b"\x28\xb5\x2f\xfd\x04\x58\x51\x00\x00"
+"""Beginnings: nothing in the standard library writes the rest."""
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (bz2.compress(AZURE.encode()), "is packed with bzip2"),
+        (bz2.compress(AZURE.encode(), 1), "is packed with bzip2"),
+        (lzma.compress(AZURE.encode()), "is packed with xz"),
+        (ZSTD + AZURE.encode(), "is packed with zstd"),
+        (b"PK\x03\x04\x14\x00" + AZURE.encode(), "is a zip archive"),
+        (PARQUET, "is a Parquet table"),
+    ],
+)
+def test_a_file_that_is_packed_otherwise_says_so(tmp_path: Path, content: bytes, problem: str) -> None:
+    assert (
+        error(tmp_path, content)
+        == f"{tmp_path / 'trace.csv'}: {problem}; give it as text, as it is or packed with gzip"
+    )
 
 
 def test_beams_of_a_trace_are_not_read_and_named(tmp_path: Path) -> None:
