@@ -60,8 +60,8 @@ def draw_request(rng: random.Random, number: int, config: Record, text: list[int
         "prompt_token_ids": text[:num_shared] + [rng.randrange(2) for _ in range(prompt_len - num_shared)],
         "output_token_ids": [text[prompt_len + i] if is_known else rng.randrange(2) for i in range(output_len)],
         "priority": rng.choice([-1, 0, 0, 1, 2]),
-        "cache_salt": rng.choice([None, None, None, "a", "b"]),
-        "lora": rng.choice([None, None, "x", "y", "z"]),
+        "cache_salt": rng.choice([None] * 9 + ["a"]),
+        "lora": rng.choice([None, "x", "y", "z"] if config["max_loras"] else [None] * 9 + ["x"]),
     }
     if rng.random() < 0.3:
         row["arrival_time"] = rng.choice([0, 1.5, -2])
