@@ -54,8 +54,8 @@ def draw_case(seed: int) -> Record:
         "cpu": rng.choice([20, 60] if is_roomy else [0, 1, 2, 4, 8, 20, 60]),
         "wm": rng.choice([0, 0, 0.01, 0.1] if is_roomy else [0, 0, 0.01, 0.1, 0.25, 0.5, 0.9, 1.0]),
         "mns": rng.choice([8, 16, 32] if is_roomy else [1, 2, 3, 4, 8, 32]),
-        "mnbt": 10_000 if is_roomy else rng.choice([longest, longest, longest + 1, 2 * longest, 10_000]),
-        "mpad": 10_000 if is_roomy else rng.choice([0, 1, 4, 16, 256]),
+        "mnbt": 10_000 if is_roomy else rng.choice([longest, longest + 1, 2 * longest, 10_000, 10_000]),
+        "mpad": rng.choice([0, 3, 10_000] if is_roomy else [0, 1, 4, 16, 256]),
         "mml": longest,
     }
     is_sliding = not is_roomy and rng.random() < 0.2
