@@ -80,7 +80,8 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
             free_list=config.free_list,
             sliding_window=config.sliding_window,
             null_block=config.null_block,
-            upstream_faults=scenario.upstream_faults,
+            # The paper's engine miscounts references; engines that have no original count right.
+            upstream_faults=scenario.upstream_faults and not isinstance(scenario.scheduler, _WITHOUT_ORIGINAL),
             journal=journal,
         )
     if isinstance(config, ContiguousMemory):
@@ -93,6 +94,9 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
     if journal is not None:
         given["journal"] = journal
     return cast("KVAllocator", checked_allocator(_make_custom("allocator", config, (), given), config.type))
+
+
+_WITHOUT_ORIGINAL = (ContinuousScheduler, NoEvictScheduler, StaticScheduler)
 
 
 def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, detail: bool = False) -> Scheduler:

@@ -92,7 +92,7 @@ def _kind_of(data: Any) -> Kind:
     if data.get("kind") in ("bm", "sched"):
         return "bm" if data["kind"] == "bm" else "sched"
     if "kind" in data:
-        raise CaseError(f"kind {data['kind']!r} is unknown; it is bm or sched")
+        raise CaseError(f"kind: {_shown(data['kind'])} is unknown; it is bm or sched")
     if {"config", "requests", "expected"} & data.keys():
         return "v1"
     raise CaseError('not a case: it has neither "kind" (bm, sched) nor "config", "requests" and "expected" (v1)')
@@ -155,7 +155,7 @@ def _check_group(group: Any, where: str) -> None:
     for key, least, most in (("g", 0, _MOST), ("at", 0, _MOST), ("plen", 1, _MOST), ("n", 1, MAX_SEQUENCES["sched"])):
         _integer(group, f"{where}.", key, least, most)
     _seconds(group, f"{where}.", "arr")
-    mode = group.get("mode")
+    mode = _there(group, f"{where}.", "mode")
     if mode not in ("greedy", "par", "beam"):
         raise CaseError(f"{where}.mode: {_shown(mode)} is unknown; it is greedy, par or beam")
     if mode == "beam":
@@ -184,8 +184,9 @@ def _check_v1(case: dict[str, Any]) -> None:
     _fraction(config, "config.", "watermark")
     if case.get("trace", "full") not in ("full", "compact"):
         raise CaseError(f"trace: {_shown(case['trace'])} is unknown; it is full or compact")
-    if config.get("policy") not in ("fcfs", "priority"):
-        raise CaseError(f"config.policy: {_shown(config.get('policy'))} is unknown; it is fcfs or priority")
+    policy = _there(config, "config.", "policy")
+    if policy not in ("fcfs", "priority"):
+        raise CaseError(f"config.policy: {_shown(policy)} is unknown; it is fcfs or priority")
     requests = _get(case, "", "requests", list)
     for index, request in enumerate(requests):
         _check_request(request, f"requests[{index}]")

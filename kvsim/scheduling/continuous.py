@@ -308,7 +308,7 @@ class ContinuousScheduler(RequestAdmission):
         A member of the calendar may hold none of which the allocator was told: the answer is the same.
         """
         allocator: Any = self.allocator
-        leaves_ring = self.upstream_faults and getattr(allocator, "window_blocks", 0) > 0
+        leaves_ring = getattr(allocator, "upstream_faults", False) and getattr(allocator, "window_blocks", 0) > 0
         if leaves_ring or not stands_for(allocator, "retract", ("append_slots",)):
             return False
         surplus = {seq: allocator.num_tokens(seq.seq_id) - seq.num_computed_tokens for seq in group.seqs}

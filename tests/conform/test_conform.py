@@ -230,7 +230,10 @@ def with_value(*path: Any) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("v0/sched_035.json", with_value("kind", "block"), "kind 'block' is unknown; it is bm or sched"),
+        ("v0/sched_035.json", with_value("kind", "block"), 'kind: "block" is unknown; it is bm or sched'),
+        ("v0/sched_035.json", with_value("kind", None), "kind: null is unknown; it is bm or sched"),
+        ("v0/sched_035.json", lambda data: data["groups"][1].pop("mode"), "groups[1].mode is missing"),
+        ("v1/041.json", lambda data: data["config"].pop("policy"), "config.policy is missing"),
         ("v0/sched_035.json", without("kind"), "not a case"),
         ("v0/sched_035.json", without("steps"), "steps is missing"),
         ("v0/sched_035.json", with_value("cfg", "bs", 0), "cfg.bs: 0 is not an integer from 1 to 1,048,576"),
