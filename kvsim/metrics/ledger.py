@@ -219,6 +219,11 @@ class Ledger:
         num_slots: int = self.allocator.num_slots(seq_id)
         return min(num_slots, self._window_slots) if self._window_slots else num_slots
 
+    def in_windows(self, plan: StepPlan) -> tuple[int, int]:
+        """What `stored` and the tables' slots come to where only those within the sliding windows count."""
+        states = sum(min(_num_states(seq), self._window_slots) for seq in _with_tables(self.scheduler))
+        return states + plan.num_superfluous, sum(held.slots for held in self._held.values())
+
     def expect_early_ends(self, clock: Clock) -> None:
         """A request may be aborted, or lose beams, from here on: growth is dated, for hindsight."""
         if not self.dates_growth:
@@ -397,16 +402,17 @@ def recount(scheduler: Scheduler) -> tuple[int, int, int]:
 
 def _count_tables(scheduler: Scheduler) -> tuple[int, int, int]:
     allocator = scheduler.allocator
-    tables = [
-        seq
-        for seq in scheduler.live_sequences()
-        if seq.status is not Status.SWAPPED and allocator.has_table(seq.seq_id)
-    ]
-    filled, wanted = _slot_counts(allocator, tables)
+    filled, wanted = _slot_counts(allocator, _with_tables(scheduler))
     token_states = sum(filled)
     reserved = sum(max(0, want - fill) for want, fill in zip(wanted, filled, strict=True))
     internal = allocator.usage().num_used * allocator.block_size - token_states - reserved
     return token_states, reserved, internal
+
+
+def _with_tables(scheduler: Scheduler) -> list[Sequence]:
+    """Sequences that hold blocks of the device."""
+    has_table = scheduler.allocator.has_table
+    return [seq for seq in scheduler.live_sequences() if seq.status is not Status.SWAPPED and has_table(seq.seq_id)]
 
 
 def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[int], list[int]]:
