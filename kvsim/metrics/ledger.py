@@ -187,7 +187,7 @@ class Ledger:
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
                 parent = self._held.get(fork.parent.seq_id) if self._can_share_tails else None
                 self._hold(fork.child, fork.child.num_computed_tokens, None if parent is None else parent.tail)
-                if parent is not None and not _is_beam(fork.child):
+                if parent is not None:
                     # Its empty slots are those of the tail that it shares.
                     self._held[fork.child.seq_id].since_step = parent.since_step
         for seq in outcome.ended:
