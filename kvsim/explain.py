@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.request import Request, Sequence
 from kvsim.scheduling.interface import Scheduler
-from kvsim.scheduling.plan import LIMITS, Preemption, StepOutcome, StepPlan
+from kvsim.scheduling.plan import LIMITS, Preemption, PrefillChunk, StepOutcome, StepPlan, pushed_out
 from kvsim.types import NS_PER_MS, NS_PER_S, KvsimError, Ns
 
 _FOR_MEMORY = ("blocks", "promises")
@@ -27,7 +27,17 @@ class _Event:
     ns: Ns
     text: str
     cycle: int
-    """Preemptions of the request before the event."""
+    """Steps before the event that preempted the request."""
+
+
+class _Planned(NamedTuple):
+    """What a step does with the request."""
+
+    chunks: list[int]
+    """Tokens it computes, chunk by chunk."""
+    num_again: int
+    """How many of them were computed before."""
+    num_pushed_out: int
 
 
 class _Wait:
@@ -70,6 +80,9 @@ class LifeStory:
         self.request: Request | None = None
         self.end_ns: Ns | None = None
         self.num_preemptions = 0
+        """Steps that preempted it."""
+        self.num_pushed_out = 0
+        """Preemptions as requests.csv counts them: samples that go together are one, others may go in the same step."""
         self.num_recomputed_tokens = 0
         self.num_hit_tokens = 0
         self.num_output_tokens = 0
@@ -78,7 +91,11 @@ class LifeStory:
         self._events: list[_Event] = []
         self._wait: _Wait | None = None
         self._chunks: list[int] = []
+        self._planned: dict[int, _Planned] = {}
+        """By step under way: what it does with the request."""
         self._seqs: dict[int, Sequence] = {}
+        self._inherited: dict[int, int] = {}
+        """Tokens that a beam took over from its parent, by sequence: emitted once, by the parent."""
         self._stored_before: dict[int, int] = {}
         """Tokens that a recompute threw away, by sequence: the most it ever had."""
         self._last_ns: Ns = 0
@@ -98,8 +115,8 @@ class LifeStory:
     def on_abort(self, request_id: str, sequences: tuple[Sequence, ...], now: Ns) -> None:
         if request_id == self.request_id:
             self._stop_waiting(now)
-            emitted = sum(seq.num_output_tokens for seq in sequences)
-            self._tell(now, f"is aborted by its client, with {_count(emitted, 'token')} in hand")
+            self._count_output(sequences)
+            self._tell(now, f"is aborted by its client, with {_count(self.num_output_tokens, 'token')} in hand")
             self._end(now)
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
@@ -113,10 +130,10 @@ class LifeStory:
         if mine := [seq for seq in plan.resumed if self._is_mine(seq)]:
             self._stop_waiting(now)
             self._tell(now, f"is swapped in again{_sequences(len(mine))} and goes on where it was")
-        for chunk in self._mine(plan.prefills):
-            self._chunks.append(chunk.num_tokens)
-            end = min(chunk.start + chunk.num_tokens, self._stored_before.get(chunk.seq.seq_id, 0))
-            self.num_recomputed_tokens += max(0, end - chunk.start)
+        chunks = self._mine(plan.prefills)
+        if chunks or preempted:
+            sizes, num_again = [chunk.num_tokens for chunk in chunks], sum(map(self._num_again, chunks))
+            self._planned[plan.step] = _Planned(sizes, num_again, len(pushed_out(tuple(preempted))))
         if rejected := self._mine(plan.rejected):
             self._stop_waiting(now)
             self._tell(now, f"is given up by the engine: {rejected[0].reason}")
@@ -128,13 +145,20 @@ class LifeStory:
         self._last_ns = max(self._last_ns, end_ns)
         if self.request is None or self.end_ns is not None:
             return
-        if any(map(self._is_mine, outcome.started)):
-            self._on_started(end_ns)
+        if planned := self._planned.pop(plan.step, None):
+            self._chunks += planned.chunks
+            self.num_recomputed_tokens += planned.num_again
+        started = list(filter(self._is_mine, outcome.started))
+        # A token in flight reaches a victim too.
+        if started or (self.first_token_ns is None and any(map(self._is_mine, outcome.delivered))):
+            self._on_started(started, end_ns)
         if children := [fork.child for fork in outcome.forks if self._is_mine(fork.child)]:
+            if self.request.sampling.beam_width:
+                self._inherited = {seq.seq_id: seq.num_output_tokens for seq in children} | self._inherited
             self._seqs.update((seq.seq_id, seq) for seq in children)
             if self.first_token_ns == end_ns:
                 self._tell(end_ns, f"forks {_count(len(children), 'child', 'children')}, all sharing its blocks")
-        self.num_output_tokens += sum(seq.num_output_tokens for seq in outcome.ended if self._is_mine(seq))
+        self._count_output(filter(self._is_mine, outcome.ended + outcome.pruned))
         if self.request_id in outcome.finished_requests:
             self._end(end_ns)
             self._tell(end_ns, self._farewell(end_ns))
@@ -150,8 +174,13 @@ class LifeStory:
         lines.append(self._totals())
         return "\n".join(lines)
 
+    def _count_output(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences that ended: what they emitted themselves."""
+        self.num_output_tokens += sum(seq.num_output_tokens - self._inherited.get(seq.seq_id, 0) for seq in sequences)
+
     def _on_preempted(self, preempted: list[Preemption], now: Ns) -> None:
         self.num_preemptions += 1
+        self.num_pushed_out += len(pushed_out(tuple(preempted)))
         stored = sum(entry.num_stored_tokens for entry in preempted)
         how = "swapped out to the host" if preempted[0].is_swap else "thrown out, to be computed again"
         if preempted[0].was_refused:
@@ -179,13 +208,21 @@ class LifeStory:
         self._tell(now, f"is admitted{again}{_sequences(len(admitted))}, {plan.num_running} running{hits}")
         self._chunks = []
 
-    def _on_started(self, now: Ns) -> None:
+    def _num_again(self, chunk: PrefillChunk) -> int:
+        """Tokens of a chunk that were stored before a preemption."""
+        stored_before = self._stored_before.get(chunk.seq.seq_id, 0)
+        return max(0, min(chunk.start + chunk.num_tokens, stored_before) - chunk.start)
+
+    def _on_started(self, started: list[Sequence], now: Ns) -> None:
         chunks, self._chunks = self._chunks, []
         size = sum(chunks)
         parts = f" in {len(chunks)} pieces" if len(chunks) > 1 and len(chunks) > len(self._seqs) else ""
         if self.first_token_ns is None:
             self.first_token_ns = now
             self._tell(now, f"has computed {_count(size, 'token')}{parts} and emits its first token")
+        elif num_new := sum(seq.num_output_tokens == 1 for seq in started):
+            whose = "another sample" if num_new == 1 else f"{num_new} more samples"
+            self._tell(now, f"has computed {_count(size, 'token')}{parts} and emits the first token of {whose}")
         else:
             self._tell(now, f"has computed {_count(size, 'token')}{parts} again and goes on")
 
@@ -272,9 +309,11 @@ class LifeStory:
 
     def _totals(self) -> str:
         waits_ns = 0 if self._wait is None else self._last_ns - self._wait.since_ns
+        # A step that would end after the horizon does not happen.
+        num_undone = sum(step.num_pushed_out for step in self._planned.values()) if self.end_ns is None else 0
         parts = [
             f"waited {_span(self.waited_ns + waits_ns)} in all",
-            _count(self.num_preemptions, "preemption"),
+            _count(self.num_pushed_out - num_undone, "preemption"),
             f"{_count(self.num_recomputed_tokens, 'token')} recomputed",
             f"{_count(self.num_hit_tokens, 'token')} hit",
         ]

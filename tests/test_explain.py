@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from random_runs import draw_scenario
 
 from kvsim.explain import LifeStory
 from kvsim.memory import PagedAllocator
 from kvsim.registry import build
 from kvsim.request import Request, Sampling
-from kvsim.runs import resolve, tell_life
+from kvsim.runs import resolve, run, tell_life
+from kvsim.scenario.resolve import scenario_from_dict
 from kvsim.scheduling.vllm_v0 import VllmV0Scheduler
 from kvsim.sim.run import simulate
 from kvsim.tokens import TokenStream
@@ -247,3 +250,59 @@ def test_who_waits_for_a_batch_is_told_in_words() -> None:
     rows, pool = [row("A", output=5), row("B", 0.001, 4, 2)], {"memory.num_gpu_blocks_override": 8}
     story = life("B", rows, engine="static", **pool, **{"scheduler.max_num_seqs": 1})
     assert "waited 4.000 ms for the running batch" in story
+
+
+STORIES = [
+    ("vllm-v0", 8),
+    ("no-evict", 9),
+    ("vllm-v1", 9),
+    ("vllm-v1", 39),
+    *[("vllm-v1-async", n) for n in (33, 49, 59)],
+]
+
+
+@pytest.mark.parametrize(("engine", "seed"), STORIES)
+def test_a_story_has_the_figures_of_the_table(engine: str, seed: int) -> None:
+    """Beams that end or are pruned; samples that end before the others give up, or go at once; tokens in flight."""
+    resolved = scenario_from_dict(draw_scenario(engine, seed))
+    for row in run(resolved).requests.to_dict("records"):
+        text = tell_life(resolved, row["request_id"])
+        preempted = "1 preemption," if row["num_preemptions"] == 1 else f"{row['num_preemptions']} preemptions,"
+        assert preempted in text
+        assert re.search(rf" {row['recomputed_tokens']:,} tokens? recomputed", text)
+        if row["status"] == "finished":
+            assert re.search(rf"ends with {row['output_tokens']:,} output tokens?, ", text)
+        if row["status"] == "aborted":
+            assert re.search(rf"with {row['output_tokens']:,} tokens? in hand", text)
+        if row["first_token_s"] == row["first_token_s"]:
+            assert re.search(rf"{row['first_token_s']:.6f} s  has computed .* and emits its first token", text)
+
+
+def test_beams_emit_each_token_once() -> None:
+    """One token behind the prompt, then two in each of three steps; one of the beams is forked from the other."""
+    assert "ends with 7 output tokens" in life("B", [{**row("B", prompt=4, output=4), "beam_width": 2}])
+
+
+def test_a_sample_that_starts_later_computes_nothing_again() -> None:
+    """Of three samples that are requests of their own the third finds a place when the first ends."""
+    rows = [{**row("A", prompt=4, output=2), "n": 3}]
+    story = life("A", rows, engine="vllm-v1", **{"scheduler.max_num_seqs": 2, "memory.num_gpu_blocks_override": 20})
+    assert "and emits the first token of another sample" in story
+    assert "again" not in story
+
+
+def test_what_a_cut_step_would_compute_again_is_not_counted() -> None:
+    """In the fourth step B is pushed out, and comes back when A has ended: the step then under way is cut off."""
+    rows = [row("A", output=6), row("B", output=6)]
+    whole, cut = (
+        life("B", rows, **{"memory.num_gpu_blocks_override": 5, **more}) for more in ({}, {"horizon": "6.5ms"})
+    )
+    assert "1 preemption, 8 tokens recomputed" in whole
+    assert "is still running when the run ends" in cut
+    assert "1 preemption, 0 tokens recomputed" in cut
+
+
+def test_who_would_be_pushed_out_in_a_cut_step_was_not() -> None:
+    rows = [row("A"), row("B")]
+    assert "0 preemptions" in life("B", rows, horizon="1.5ms")
+    assert "1 preemption," in life("B", rows, horizon="2.5ms")

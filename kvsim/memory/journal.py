@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ class Journal:
 
     def naming(self, command: Callable[..., Any], place: int, keyword: str) -> Callable[..., Any]:
         """The command, saying first on whose behalf it acts: its argument number `place`, called `keyword`."""
-        return partial(self._do_named, command, place, keyword)
+        # As a wrapper of the command, so that nobody takes it for another one (see `stands_for`).
+        return update_wrapper(partial(self._do_named, command, place, keyword), command)
 
     def _do_named(self, command: Callable[..., Any], place: int, keyword: str, /, *args: Any, **kwargs: Any) -> Any:
         self.name(args[place] if len(args) > place else kwargs[keyword])

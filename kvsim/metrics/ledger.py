@@ -12,11 +12,12 @@ rings, the ledger recounts block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kvsim.memory.interface import KVAllocator, Usage
-from kvsim.request import Group, Sequence, Status
+from kvsim.request import Group, Request, Sequence, Status
+from kvsim.scheduling.builder import UNLIMITED
 from kvsim.scheduling.interface import Scheduler
 from kvsim.scheduling.plan import StepOutcome, StepPlan
 from kvsim.types import LawViolation
@@ -110,6 +111,8 @@ class Ledger:
         self._window_slots = getattr(self.allocator, "window_blocks", 0) * self.block_size
         """Slots of the ring that a sliding window leaves each sequence; 0 without one."""
         self._has_promises = hasattr(scheduler, "num_promised_blocks")
+        self._promised: dict[str, tuple[int, int]] = {}
+        """By request that may be aborted: its first step, and the slots of its promise that it would fill."""
         self._is_always_odd = self._window_slots > 0 or self._has_promises or self._has_leaks
         self.may_be_odd = self._is_always_odd or self._is_contiguous
         """`odd_parts` may be asked for although no table shares a block."""
@@ -184,7 +187,7 @@ class Ledger:
             if fork.child.status is not Status.FINISHED or fork.child.seq_id in retained:
                 parent = self._held.get(fork.parent.seq_id) if self._can_share_tails else None
                 self._hold(fork.child, fork.child.num_computed_tokens, None if parent is None else parent.tail)
-                if parent is not None and not _is_beam(fork.child):
+                if parent is not None:
                     # Its empty slots are those of the tail that it shares.
                     self._held[fork.child.seq_id].since_step = parent.since_step
         for seq in outcome.ended:
@@ -197,6 +200,9 @@ class Ledger:
                 self._most_stored.pop(seq.seq_id, None)
         for seq in outcome.released:
             self._release(seq, 0)
+        if self._promised:
+            for request_id in outcome.finished_requests:
+                self._promised.pop(request_id, None)
         if outcome.pruned:
             self._end_early(outcome.pruned)
 
@@ -218,6 +224,11 @@ class Ledger:
         """Slots of a sequence's table; entries that go round the ring of a window name the same ones again."""
         num_slots: int = self.allocator.num_slots(seq_id)
         return min(num_slots, self._window_slots) if self._window_slots else num_slots
+
+    def in_windows(self, plan: StepPlan) -> tuple[int, int]:
+        """What `stored` and the tables' slots come to where only those within the sliding windows count."""
+        states = sum(min(_num_states(seq), self._window_slots) for seq in _with_tables(self.scheduler))
+        return states + plan.num_superfluous, sum(held.slots for held in self._held.values())
 
     def expect_early_ends(self, clock: Clock) -> None:
         """A request may be aborted, or lose beams, from here on: growth is dated, for hindsight."""
@@ -282,6 +293,9 @@ class Ledger:
                 lot = (left.first, left.last, left.num_wanted - most)
                 unfilled.setdefault((left.tail, left.last), []).append(lot)
         beams_end = any(map(_is_beam, sequences))
+        # What was empty in its blocks had been promised before it took them.
+        request_id = sequences[0].request.request_id if sequences else ""
+        admitted, num_promised = self._promised.pop(request_id, (None, 0))
         for sharers in unfilled.values():
             if not beams_end:
                 # The last of those who share a tail was to write in place, and said what is reserved there.
@@ -289,8 +303,11 @@ class Ledger:
             num_counted = 0
             for first, last, num_slots in sorted(sharers):
                 if num_slots > num_counted:
-                    self.corrections.append(Correction(first, last, num_slots - num_counted))
+                    since = first if admitted is None else admitted
+                    self.corrections.append(Correction(since, last, num_slots - num_counted))
                     num_counted = num_slots
+        if admitted is not None and num_promised:
+            self.corrections.append(Correction(admitted, self.num_planned, num_promised))
 
     def odd_parts(self, plan: StepPlan, usage: Usage) -> Parts | None:
         """The parts, if `plain_parts` does not say them: tables go round, share a tail, leak, or wait for a hole."""
@@ -316,7 +333,7 @@ class Ledger:
 
     def _with_promises(self, parts: Parts) -> Parts:
         token_states, reserved, internal, external, cached_idle, free = parts
-        promised = _promises(self.scheduler)
+        promised = self._count_promises()
         reserved += promised.to_be_filled
         internal += promised.never_filled
         free -= promised.to_be_filled + promised.never_filled
@@ -324,6 +341,15 @@ class Ledger:
             # What is promised beyond the free blocks will be taken from idle cached ones.
             cached_idle, free = cached_idle + free, 0
         return Parts(token_states, reserved, internal, external, cached_idle, free)
+
+    def _count_promises(self) -> _Promises:
+        promised = _promises(self.scheduler)
+        for request, num_slots in promised.of_requests:
+            # Of several beams it is not known what they would share.
+            if request.abort_ns is not None and request.sampling.beam_width < 2:
+                first, _ = self._promised.get(request.request_id, (self.num_planned - 1, 0))
+                self._promised[request.request_id] = (first, num_slots)
+        return promised
 
 
 def plain_parts(stored: Any, over: Any, usage: Any, block_size: int) -> tuple[Any, ...]:
@@ -347,43 +373,59 @@ class _Promises(NamedTuple):
 
     to_be_filled: int
     never_filled: int
+    of_requests: list[tuple[Request, int]]
+    """Those to be filled, by request."""
 
 
 def _promises(scheduler: Any) -> _Promises:
     allocator = scheduler.allocator
     num_slots = (scheduler.num_promised_blocks - allocator.usage().num_used) * allocator.block_size
     scheduler.running_sequences()  # settles their counters
-    to_be_filled = min(sum(_num_to_fill(group, allocator) for group in scheduler.running.values()), num_slots)
-    return _Promises(to_be_filled, num_slots - to_be_filled)
+    of_requests = [(group.request, _num_to_fill(group, allocator)) for group in scheduler.running.values()]
+    to_be_filled = min(sum([num_slots for _, num_slots in of_requests]), num_slots)
+    return _Promises(to_be_filled, num_slots - to_be_filled, of_requests)
 
 
-def _num_to_fill(group: Group, allocator: KVAllocator) -> int:
+def _num_to_fill(group: Group, allocator: Any) -> int:
     """Slots that the members of a group will fill in blocks that they do not hold yet.
 
-    Those are the blocks they grow by, and copies of a partly filled tail that they share: each sample that writes
-    there copies it but the last one. What beams will share is not foreseen.
+    Those are the blocks they grow by (at most to the ring of a sliding window), and copies of the blocks that they
+    share and write into: each sample that writes there copies it but the last one. What beams will share is not
+    foreseen.
     """
     size, prompt_len = allocator.block_size, group.request.prompt_len
+    ring = getattr(allocator, "window_blocks", 0) or UNLIMITED
+    most = ring * size
     num_slots = 0
-    tails: dict[int, list[Sequence]] = {}
+    copied: dict[int, list[int]] = {}
+    """By shared block: what each of those who will write there would fill in a copy."""
     for seq in group.seqs:
-        held = allocator.num_slots(seq.seq_id)
-        num_slots += max(0, seq.final_len - held)
-        if seq.num_computed_tokens < min(held, seq.final_len) and not group.unforked:
-            tails.setdefault(allocator.block_table(seq.seq_id)[-1], []).append(seq)
+        num_slots += max(0, min(seq.final_len, most) - allocator.num_slots(seq.seq_id))
+        if not group.unforked:
+            table = allocator.block_table(seq.seq_id)
+            for index in _rewritten(seq.num_computed_tokens, seq.final_len, size, ring):
+                copied.setdefault(table[index], []).append(min(size, seq.final_len - index * size))
     for seq in group.unforked:
-        num_slots += max(0, seq.final_len - -(-prompt_len // size) * size)
-    if group.unforked and prompt_len % size:
-        tails[-1] = [seq for seq in group.members if seq.final_len > prompt_len]
-    for sharers in tails.values() if not group.is_beam else ():
-        num_slots += sum(_num_in_copy(seq, prompt_len, size) for seq in sharers[:-1])
+        num_slots += max(0, min(seq.final_len, most) - -(-prompt_len // size) * size)
+    for seq in group.members if group.unforked else ():
+        for index in _rewritten(prompt_len, seq.final_len, size, ring):
+            copied.setdefault(index, []).append(min(size, seq.final_len - index * size))
+    for sharers in copied.values() if not group.is_beam else ():
+        num_slots += sum(sharers[:-1])
     return num_slots
 
 
-def _num_in_copy(seq: Sequence, prompt_len: int, size: int) -> int:
-    """Slots that a sample comes to fill in its own copy of the prompt's last block."""
-    start = prompt_len - prompt_len % size
-    return min(start + size, seq.final_len) - start
+def _rewritten(num_stored: int, final_len: int, size: int, ring: int) -> Iterator[int]:
+    """Places in the table of a sequence that holds `num_stored` tokens of the blocks that it will write into again.
+
+    That is its partly filled tail, and, where a window lets it go round, every block that its later tokens come to.
+    """
+    first_new = -(-num_stored // size)
+    has_tail = num_stored < first_new * size
+    if has_tail and num_stored < final_len:
+        yield (first_new - 1) % ring
+    for place in range(max(first_new, ring), min(first_new + ring - has_tail, -(-final_len // size))):
+        yield place % ring
 
 
 def recount(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -397,16 +439,17 @@ def recount(scheduler: Scheduler) -> tuple[int, int, int]:
 
 def _count_tables(scheduler: Scheduler) -> tuple[int, int, int]:
     allocator = scheduler.allocator
-    tables = [
-        seq
-        for seq in scheduler.live_sequences()
-        if seq.status is not Status.SWAPPED and allocator.has_table(seq.seq_id)
-    ]
-    filled, wanted = _slot_counts(allocator, tables)
+    filled, wanted = _slot_counts(allocator, _with_tables(scheduler))
     token_states = sum(filled)
     reserved = sum(max(0, want - fill) for want, fill in zip(wanted, filled, strict=True))
     internal = allocator.usage().num_used * allocator.block_size - token_states - reserved
     return token_states, reserved, internal
+
+
+def _with_tables(scheduler: Scheduler) -> list[Sequence]:
+    """Sequences that hold blocks of the device."""
+    has_table = scheduler.allocator.has_table
+    return [seq for seq in scheduler.live_sequences() if seq.status is not Status.SWAPPED and has_table(seq.seq_id)]
 
 
 def _slot_counts(allocator: KVAllocator, tables: list[Sequence]) -> tuple[list[int], list[int]]:

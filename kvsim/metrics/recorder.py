@@ -69,10 +69,6 @@ class Recorder:
         self._window_blocks = int(getattr(scheduler.allocator, "window_blocks", 0))
         """Distinct blocks of a table that goes round in a ring; 0 without a window."""
 
-    def shared_slot_integral(self) -> int:
-        """Slots that sharing saved, summed over time (slots x ns): logical entries that name a block again."""
-        return (self.integrals.logical_blocks - self.integrals.used_blocks) * self._block_size
-
     def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
         """A request arrived; `reason` says why it was rejected."""
         log = RequestLog(request, self._num_submitted)
@@ -107,10 +103,15 @@ class Recorder:
         else:
             ledger.count(plan)
             self._on_moves(plan, now)
+        stored = ledger.stored
+        if self._window_blocks:
+            # A table that goes round its window names its own blocks again: that is no sharing.
+            stored, num_slots = ledger.in_windows(plan)
+            usage = usage._replace(num_logical=num_slots // self._block_size)
         # Who shares a tail names its block again.
         may_be_odd = ledger.may_be_odd or usage.num_logical != usage.num_used
         parts = ledger.odd_parts(plan, usage) if may_be_odd else None
-        self._planned.append((plan, usage, ledger.stored, ledger.over, parts))
+        self._planned.append((plan, usage, stored, ledger.over, parts))
         if self._num_forked:
             self._on_forked_growth(plan)
         if self.check:

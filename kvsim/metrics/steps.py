@@ -44,13 +44,17 @@ STEP_FIELDS = (
     "num_table_entries",
     "allocated_slots",
     "logical_blocks",
+    "stored_tokens",
 )
 STEP_COLUMN = {name: index for index, name in enumerate(STEP_FIELDS)}
 PARTS = slice(STEP_COLUMN[Parts._fields[0]], STEP_COLUMN[Parts._fields[-1]] + 1)
 """The columns of the ledger's parts."""
 
 Planned: TypeAlias = tuple[StepPlan, Usage, int, int, Parts | None]
-"""A step that was planned: what memory holds then, tokens stored, slots over, and the parts if they are odd."""
+"""A step that was planned: what memory holds then, tokens stored, slots over, and the parts if they are odd.
+
+What memory holds and what is stored count each table for itself, within its sliding window if there is one.
+"""
 
 
 def step_times(starts: Seq[Ns], ends: Seq[Ns], num_regular: Seq[int]) -> StepTimes:
@@ -92,6 +96,7 @@ def step_chunk(
         "num_table_entries": _column(shape.num_table_entries),
         "allocated_slots": usage.num_used * block_size,
         "logical_blocks": usage.num_logical,
+        "stored_tokens": stored_states,
     }
     chunk = np.column_stack([columns[name] for name in STEP_FIELDS])
     for row, odd in enumerate(parts):

@@ -208,10 +208,10 @@ def _memory(recorder: Recorder) -> dict[str, Any]:
 def _utilization_theory(recorder: Recorder) -> float | None:
     """1 - B / (2 x time-weighted mean current length): half a block is lost per running sequence."""
     sums = recorder.integrals
-    if not sums.sequences or not sums.parts[0]:
+    if not sums.sequences or not sums.stored_tokens:
         return None
-    mean_length = (sums.parts[0] + recorder.shared_slot_integral()) / sums.sequences
-    return 1 - recorder.scheduler.allocator.block_size / (2 * mean_length) if mean_length else None
+    mean_length = sums.stored_tokens / sums.sequences
+    return 1 - recorder.scheduler.allocator.block_size / (2 * mean_length)
 
 
 def _shares(parts: list[int], time_ns: int, capacity: int) -> dict[str, float | None]:

@@ -68,6 +68,8 @@ class Integrals:
     waiting: int = 0
     allocated_slots: int = 0
     logical_blocks: int = 0
+    stored_tokens: int = 0
+    """Tokens that the tables hold and that will be read, each table for itself."""
     used_blocks: int = 0
 
     def add(self, chunk: IntArray, head_waits: Seq[str]) -> None:
@@ -84,6 +86,7 @@ class Integrals:
         self.waiting += _product(duration, column_of(chunk, "num_waiting"))
         self.allocated_slots += _product(duration, column_of(chunk, "allocated_slots"))
         self.logical_blocks += _product(duration, column_of(chunk, "logical_blocks"))
+        self.stored_tokens += _product(duration, column_of(chunk, "stored_tokens"))
         self.used_blocks += _product(duration, column_of(chunk, "used_blocks"))
         for limit in sorted(set(head_waits) - _MEMORY_WAITS):
             held = np.array([one == limit for one in head_waits])

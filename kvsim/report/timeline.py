@@ -62,8 +62,10 @@ class TimelineObserver:
         self._waiting: dict[str, Request] = {}
         """Requests that were never admitted so far."""
         self._end_ns: Ns = 0
+        """The latest instant that was seen: steps end, and requests come after the last of them."""
 
     def on_submit(self, request: Request, reason: str | None, now: Ns) -> None:
+        self._end_ns = max(self._end_ns, now)
         if reason is None:
             self._waiting[request.request_id] = request
 
@@ -73,6 +75,7 @@ class TimelineObserver:
             self._close(key, now)
 
     def on_plan(self, plan: StepPlan, now: Ns) -> None:
+        self._end_ns = max(self._end_ns, now)
         for preemption in plan.preempted:
             self._enter(preemption.seq, "swapped" if preemption.is_swap else "preempted", now)
         for seq in plan.resumed:
@@ -99,7 +102,7 @@ class TimelineObserver:
             self._close(_key(seq), end_ns)
 
     def finish(self, end_ns: Ns | None = None) -> list[Span]:
-        """All spans, those still open closed at `end_ns` (else at the last step's end), in order of their start."""
+        """All spans, those still open closed at `end_ns` (else at the latest instant seen), in order of their start."""
         end_ns = self._end_ns if end_ns is None else end_ns
         for request_id in list(self._waiting):
             self._end_waiting(request_id, end_ns)

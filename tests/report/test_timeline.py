@@ -130,6 +130,13 @@ def test_who_never_ended_is_there_too(tmp_path):
     assert [event["name"] for event in events if event["ph"] == "i"] == ["running", "waiting", "not_arrived"]
 
 
+def test_who_comes_with_the_horizon_has_waited_no_negative_time(tmp_path):
+    """The last step ended long before; c waits for the one that b would begin."""
+    requests = [request("a", 4, 3), request("b", 4, 1, at=20), request("c", 4, 1, at=20)]
+    observer, _, _ = run(tmp_path, requests, num_blocks=8, block_size=4, max_num_seqs=1, horizon_ms=20)
+    assert spans_of(observer, "c") == [("waiting", 20, 20)]
+
+
 def test_tables_may_be_missing(tmp_path):
     path = write_timeline(tmp_path / "t.json", pd.DataFrame(), TimelineObserver(), pd.DataFrame())
     assert len(json.loads(path.read_text())["traceEvents"]) == 2

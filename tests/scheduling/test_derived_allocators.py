@@ -11,8 +11,9 @@ from support import StepCost, request
 
 from kvsim.memory import PagedAllocator
 from kvsim.memory.interface import KVAllocator, stands_for
+from kvsim.memory.journal import Journal
 from kvsim.metrics.export import step_columns
-from kvsim.runs import run
+from kvsim.runs import Options, run
 from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
@@ -210,3 +211,29 @@ def test_one_object_that_answers_for_itself_has_no_shortcut() -> None:
     )
     assert not stands_for(patched, "grow_each", ("append_slots",))
     assert stands_for(wrapped, "grow_each", ("append_slots",))
+
+
+def test_a_journal_takes_no_shortcut_away() -> None:
+    observed = PagedAllocator(4, 16, journal=Journal())
+    for shortcut in ("grow_each", "fill_each", "retract"):
+        assert stands_for(observed, shortcut, ("append_slots", "register"))
+
+
+def test_a_journal_changes_no_decision() -> None:
+    """Who had its turn when it is pushed out is swapped: what it took in this step goes back before."""
+    scenario = {
+        "memory": {"num_gpu_blocks_override": 3, "num_cpu_blocks_override": 3},
+        "allocator": {"block_size": 4},
+        "scheduler": {
+            "max_num_batched_tokens": 3, "preemption": "swap", "scheduling_policy": "priority",
+            "admission": "first_chunk", "prefill_first": True, "max_model_len": 6,
+        },
+        "workload": {
+            "num_requests": 30, "arrivals": {"type": "poisson", "request_rate": 400},
+            "lengths": {"type": "uniform", "prompt": [3, 3], "output": [1, 3]}, "priorities": {0: 0.5, 3: 0.5},
+        },
+        "cost": {"step_ms": 1},
+    }  # fmt: skip
+    plain, observed = run(scenario), run(scenario, options=Options(plots=False, debug=True))
+    assert plain.summary["num_swapped_out_blocks"] > 0
+    assert observed.summary == plain.summary
