@@ -83,15 +83,19 @@ class AllocatorMachine(RuleBasedStateMachine):
         if prompt and len(self.harness.sequences) < _MAX_LIVE:
             self._allocate(prompt, namespace if namespace >= 0 else its_own, 0)
 
-    @rule(system=texts, blocks=st.integers(1, 3), frees=st.integers(0, 2))
-    def twins(self, system: int, blocks: int, frees: int) -> None:
-        """Equal prompts of one step: neither finds the other, and then both are registered."""
+    # It draws what `allocate` draws, in the same order: a short history begins with that one where one prompt does.
+    @rule(frees=st.integers(0, 2), own=edges, shared=edges, system=texts, text=texts, without=st.integers(0, 2))
+    def twins(
+        self, frees: int, own: tuple[int, int], shared: tuple[int, int], system: int, text: int, without: int
+    ) -> None:
+        """Equal prompts of one step: neither finds the other, and then both are registered, or one of them."""
         if len(self.harness.sequences) + 1 >= _MAX_LIVE:
             return
-        prompt = self._system(system)[: blocks * self.harness.block_size + 1]
+        prompt = self._system(system)[: self._length(shared)] + self._own(text, max(1, self._length(own)))
         twins = [seq_id for _ in range(2) if (seq_id := self._allocate(prompt, 0, 0))]
-        for seq_id in twins:
-            self._register(seq_id)
+        for number, seq_id in enumerate(twins, start=1):
+            if number != without:
+                self._register(seq_id)
         for seq_id in twins[frees:][:1]:
             self._free(seq_id)
 
