@@ -80,7 +80,7 @@ class Usage(NamedTuple):
     largest_hole: int = 0
     """Contiguous only: the largest free hole, in slots."""
     num_logical: int = 0
-    """Table entries of all live sequences: what would be used without sharing."""
+    """Table entries of all sequences on the GPU: what would be used without sharing."""
 
 
 Link: TypeAlias = tuple[Content, tuple[int, ...]]
@@ -118,8 +118,9 @@ class KVAllocator(Protocol):
     def can_allocate(
         self, num_tokens: int, *, prefix: PrefixMatch = NO_MATCH, reserve_tokens: int = 0, watermark_blocks: int = 0
     ) -> AllocStatus:
-        """Can a new sequence get slots for `num_tokens` (of which `prefix` is a hit) and stay above the watermark?
+        """Can a new sequence get slots for `num_tokens` (of which `prefix` is a hit) and leave the watermark free?
 
+        NEVER if an empty pool could not do that either.
         `reserve_tokens` are slots to be set aside beyond `num_tokens`; contiguous allocators need them at once,
         paged ones ignore them.
         """
@@ -159,7 +160,7 @@ class KVAllocator(Protocol):
         ...
 
     def fork(self, parent_id: SeqId, child_id: SeqId, *, keys: KeyChain | None = None) -> None:
-        """Let the child share every block of the parent; takes no block, cannot run out.
+        """Let the child share every block of the parent, where that is; takes no block, cannot run out.
 
         `keys` are those of the child's own text; without them its later blocks stay unknown to the prefix cache.
         """
@@ -177,7 +178,9 @@ class KVAllocator(Protocol):
         """Move them back into newly allocated blocks; None (nothing changed) if they do not fit."""
         ...
 
-    def has_table(self, seq_id: SeqId) -> bool: ...
+    def has_table(self, seq_id: SeqId) -> bool:
+        """Whether the sequence holds memory, here or on the host."""
+        ...
 
     def num_tokens(self, seq_id: SeqId) -> int:
         """Tokens stored for the sequence."""
@@ -188,7 +191,7 @@ class KVAllocator(Protocol):
         ...
 
     def block_table(self, seq_id: SeqId) -> Sequence[BlockId]:
-        """Read-only view of the sequence's table, in logical order."""
+        """Read-only view of the sequence's table, in logical order; host blocks if it is swapped out."""
         ...
 
     def usage(self) -> Usage: ...

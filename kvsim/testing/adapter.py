@@ -54,11 +54,11 @@ class BlockManagerAdapter:
         raise NotImplementedError("no share")
 
     def to_host(self, seq_ids: Sequence[SeqId]) -> Iterable[tuple[BlockId, BlockId]] | None:
-        """Swap out; returns (GPU block, host block) pairs, or None if the host has no room."""
+        """Swap out; returns (GPU block, host block) pairs, None (or `out_of_blocks`) if the host has no room."""
         raise NotImplementedError("no to_host")
 
     def to_gpu(self, seq_ids: Sequence[SeqId]) -> Iterable[tuple[BlockId, BlockId]] | None:
-        """Swap in; returns (host block, GPU block) pairs, or None if there is no room."""
+        """Swap in; returns (host block, GPU block) pairs, None (or `out_of_blocks`) if there is no room."""
         raise NotImplementedError("no to_gpu")
 
     @property
@@ -88,6 +88,8 @@ class BlockManagerAdapter:
         prefix: PrefixMatch = NO_MATCH,
         reserve_tokens: int = 0,
     ) -> None:
+        if seq_id in self._num_tokens:
+            raise AllocatorError(f"sequence {seq_id!r} has a block table already")
         self._guarded(self.take, seq_id, num_tokens)
         self._num_tokens[seq_id] = num_tokens
 
@@ -118,14 +120,14 @@ class BlockManagerAdapter:
         self._swapped.discard(seq_id)
 
     def swap_out(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
-        pairs = self.to_host(seq_ids)
+        pairs = self._pairs(self.to_host, seq_ids)
         if pairs is None:
             return None
         self._swapped.update(seq_ids)
         return tuple(BlockMove(src, dst) for src, dst in pairs)
 
     def swap_in(self, seq_ids: Sequence[SeqId]) -> Transfer | None:
-        pairs = self.to_gpu(seq_ids)
+        pairs = self._pairs(self.to_gpu, seq_ids)
         if pairs is None:
             return None
         self._swapped.difference_update(seq_ids)
@@ -172,6 +174,13 @@ class BlockManagerAdapter:
             return command(*args)
         except self.out_of_blocks as error:
             raise OutOfBlocks(1, self.num_free()) from error
+
+    def _pairs(self, swap: Any, seq_ids: Sequence[SeqId]) -> Any:
+        """What the manager moved; None if it says in either way that there is no room."""
+        try:
+            return swap(seq_ids)
+        except self.out_of_blocks:
+            return None
 
     def _num_missing(self, seq_id: SeqId, num_tokens: int) -> int:
         """Blocks for `num_tokens` more tokens, the copy of a shared partial tail included."""

@@ -78,7 +78,13 @@ SEQUENCES_OF: dict[str, Callable[..., Iterable[Any]]] = {
 }
 """The commands, and whose tables each may make or change."""
 
-UNCLAIMED = {"fork": "fork", "swap_out": "swap", "swap_in": "swap", "match_prefix": "prefix_cache"}
+UNCLAIMED = {
+    "fork": "fork",
+    "swap_out": "swap",
+    "swap_in": "swap",
+    "match_prefix": "prefix_cache",
+    "register": "prefix_cache",
+}
 """Methods of which nothing is asked if the feature is not claimed."""
 
 

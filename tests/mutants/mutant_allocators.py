@@ -601,3 +601,111 @@ class ReturnsUnfindable(Unaudited):
             table = self._tables[seq_id]
             table.num_registered = max(table.num_registered, table.num_tokens // self.block_size - 1)
         return transfer
+
+
+@mutant
+class RemembersFreedIds(Unaudited):
+    """How much of a sequence is registered survives its free, and counts for the next one of that id."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._registered: dict[SeqId, int] = {}
+
+    def free(self, seq_id: SeqId) -> None:
+        table = self._tables.get(seq_id)
+        if table is not None:
+            self.index.catch_up(table)
+            self._registered[seq_id] = table.num_registered
+        super().free(seq_id)
+
+    def register(self, seq_id: SeqId, num_tokens: int) -> None:
+        if num_tokens > self._registered.get(seq_id, 0) * self.block_size:
+            super().register(seq_id, num_tokens)
+
+
+@mutant
+class GivesASecondTable(Unaudited):
+    """An allocation under an id in use makes a new table; the blocks of the old one are lost."""
+
+    def allocate(self, seq_id: SeqId, num_tokens: int, **kwargs: Any) -> None:
+        if self.num_free_blocks > self._ceil(num_tokens):
+            self._tables.pop(seq_id, None)
+        super().allocate(seq_id, num_tokens, **kwargs)
+
+
+@mutant
+class RefusalLeavesATable(Unaudited):
+    """The table is made before the room is looked at."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._refused: set[SeqId] = set()
+
+    def allocate(self, seq_id: SeqId, num_tokens: int, **kwargs: Any) -> None:
+        try:
+            super().allocate(seq_id, num_tokens, **kwargs)
+        except OutOfBlocks:
+            self._refused.add(seq_id)
+            raise
+
+    def has_table(self, seq_id: SeqId) -> bool:
+        return seq_id in self._refused or super().has_table(seq_id)
+
+
+@mutant
+class RegistersWhatIsStored(Unaudited):
+    """All full blocks are registered, whatever part of them is said to be computed."""
+
+    def register(self, seq_id: SeqId, num_tokens: int) -> None:
+        super().register(seq_id, max(num_tokens, self.num_tokens(seq_id)))
+
+
+@mutant
+class NeverForgetsTheWatermark(Unaudited):
+    """A prompt that fits the empty pool, but for the watermark, is put off for ever."""
+
+    def can_allocate(self, num_tokens: int, **kwargs: Any) -> AllocStatus:
+        status = super().can_allocate(num_tokens, **kwargs)
+        fits = self._ceil(num_tokens) <= self.num_blocks
+        return AllocStatus.LATER if status is AllocStatus.NEVER and fits else status
+
+
+@mutant
+class CopyIsNotCounted(Unaudited):
+    """A catch-up that needs new blocks counts those alone; where the copy does not fit, it writes into the tail."""
+
+    def append_slots(self, seq_id: SeqId, num_tokens: int = 1) -> tuple[BlockCopy, ...]:
+        try:
+            return super().append_slots(seq_id, num_tokens)
+        except OutOfBlocks as error:
+            table = self._tables[seq_id]
+            num_new = self._ceil(table.num_tokens + num_tokens) - len(table.block_ids)
+            if error.needed != num_new + 1 or not 0 < num_new <= self.num_free_blocks:
+                raise
+            table.block_ids += self.pool.take(num_new)
+            table.num_tokens += num_tokens
+            return ()
+
+
+@mutant
+class LaterDoubleHidesTheFirst(Unaudited):
+    """One block is found for a text, the last that was registered; when that one goes, the text is lost."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._last: dict[int, BlockId] = {}
+
+    def register(self, seq_id: SeqId, num_tokens: int) -> None:
+        super().register(seq_id, num_tokens)
+        table = self._tables[seq_id]
+        for index in range(num_tokens // self.block_size if table.keys else 0):
+            self._last[table.keys.chain(index)] = table.block_ids[index]
+
+    def match_prefix(self, keys: KeyChain, num_tokens: int) -> PrefixMatch:
+        found = super().match_prefix(keys, num_tokens)
+        for index in range(len(found.block_ids)):
+            if not self.index.has_text(self._last[keys.chain(index)]):
+                ids = found.block_ids[:index]
+                num_revived = sum(1 for block_id in ids if not self._ref[block_id])
+                return found._replace(num_tokens=index * self.block_size, block_ids=ids, num_revived=num_revived)
+        return found

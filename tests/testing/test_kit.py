@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from kvsim.memory import BlockCopy, BlockMove, PagedAllocator, Usage
 from kvsim.memory.contiguous import ContiguousAllocator
 from kvsim.testing import DictModel, Features, Harness, LawViolation, ShadowMemory, check_allocator, machine_for
 from kvsim.testing.adapter import BlockManagerAdapter
-from kvsim.types import AllocatorError, BlockId, OutOfBlocks, SeqId
+from kvsim.types import AllocatorError, AllocStatus, BlockId, OutOfBlocks, SeqId
 
 POLICIES = {"fifo": "lru", "lru": "lru", "lifo": "tail_first", "exclusive_first": "tail_first"}
 """Free-list order -> the eviction order that it promises."""
@@ -257,6 +259,8 @@ def raising(error: Exception, method: Any) -> Any:
         try:
             value = method(*args, **keywords)
         except AllocatorError as refused:
+            if isinstance(error, MemoryError) and not isinstance(refused, OutOfBlocks):
+                raise
             raise error from refused
         if value is None and method.__name__.startswith("swap"):
             raise error
@@ -453,6 +457,129 @@ def test_a_double_may_go_before_the_end_of_its_chain() -> None:
 def test_strict_lru_lets_no_double_go_sooner() -> None:
     with pytest.raises(LawViolation, match=r"eviction order: a cached block went before block \d, "):
         double_that_goes_before_the_end_of_its_chain(Features(eviction="lru"))
+
+
+@pytest.mark.parametrize("eviction", ["tail_first", "any"])
+def test_the_first_of_two_doubles_may_go_sooner_too(eviction: Any) -> None:
+    """Another carrier of its text stays, so that nothing is lost."""
+
+    allocator = PagedAllocator(4, 4, enable_prefix_caching=True)
+    harness = Harness(allocator, Features(eviction=eviction))
+    text = tuple(range(40))
+    harness.allocate("A", text, 8)
+    harness.allocate("B", text, 8)
+    harness.register("A")
+    harness.register("B")
+    harness.free("A")
+    allocator.pool.free.remove(0)
+    allocator.pool.free.remove(1)
+    allocator.pool.free.extend([0])
+    allocator.pool.free.extend([1])
+    harness.allocate("C", tuple(range(100, 140)), 4)
+    assert harness.allocator.block_table("C") == (0,)
+
+
+def test_tables_of_one_swap_are_released_in_any_order() -> None:
+    class Backwards(Odd):
+        def swap_out(self, seq_ids: Any) -> Any:
+            return super().swap_out(list(reversed(seq_ids)))
+
+    harness = Harness(Backwards(), Features(eviction="lru"))
+    for start in range(2):
+        harness.allocate(f"s{start}", tuple(range(100 * start, 100 * start + 40)), 8)
+        harness.register(f"s{start}")
+    harness.swap_out(["s0", "s1"])
+    harness.allocate("more", tuple(range(500, 540)), 20)
+    assert harness.allocator.usage().num_evicted == 1
+    assert not harness.allocator.index.has_text(3)  # type: ignore[attr-defined]
+
+
+class Ahead(PagedAllocator):
+    """A full tail has its next block already, and so has a prompt that fills its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(10, 4, num_host_blocks=8, enable_prefix_caching=True)
+
+    def audit(self) -> None:
+        pass
+
+    def _ceil(self, num_tokens: int) -> int:
+        return num_tokens // self.block_size + 1
+
+
+def test_blocks_reserved_ahead_evict_and_move() -> None:
+    """Their texts are gone when they are taken, not when something is stored there; and they go to the host too."""
+    check_allocator(Ahead, exact_blocks=False, fork=False, eviction="lru", max_examples=60, shrink=False)
+
+
+def test_regions_may_find_no_hole_on_the_host() -> None:
+    class Holes(PagedAllocator):
+        def __init__(self) -> None:
+            super().__init__(10, 4, num_host_blocks=8)
+
+        def swap_out(self, seq_ids: Any) -> Any:
+            return None if self.host.num_free % 3 == 2 else super().swap_out(seq_ids)
+
+    check_allocator(Holes, exact_blocks=False, max_examples=30, shrink=False)
+    with pytest.raises(LawViolation, match=r"law 4: a swap of . blocks was refused, though . are free"):
+        check_allocator(Holes, max_examples=60, shrink=False)
+
+
+@pytest.mark.parametrize(("status", "done"), [(AllocStatus.OK, "refused"), (AllocStatus.LATER, "done")])
+def test_regions_do_what_can_allocate_says(status: AllocStatus, done: str) -> None:
+    class Says(ContiguousAllocator):
+        def __init__(self) -> None:
+            super().__init__(60, placement="first_fit")
+
+        def can_allocate(self, *args: Any, **keywords: Any) -> AllocStatus:
+            return status
+
+    with pytest.raises(LawViolation, match=f"law 4: can_allocate says {status}, but the allocation was {done}"):
+        check_allocator(Says, fork=False, exact_blocks=False, max_examples=20, shrink=False)
+
+
+class SwappingRaises(Swapping):
+    """Its one word for a swap without room is its exception."""
+
+    def to_host(self, seq_ids: Any) -> Any:
+        return self._or_raise(super().to_host(seq_ids))
+
+    def to_gpu(self, seq_ids: Any) -> Any:
+        return self._or_raise(super().to_gpu(seq_ids))
+
+    def _or_raise(self, moves: Any) -> Any:
+        if moves is None:
+            raise AllocatorError("no room")
+        return moves
+
+
+def test_an_adapted_swap_may_raise_out_of_blocks() -> None:
+    check_allocator(SwappingRaises, max_examples=20)
+
+
+@pytest.mark.parametrize("order", [deque([1, 2]), None, lambda block_ids: None])
+def test_free_block_ids_of_another_allocator_may_be_anything(order: Any) -> None:
+    """A list, nothing, or the command that frees blocks: only ours is known to tell an order."""
+
+    class Named(Swapping):
+        free_block_ids = order
+
+    check_allocator(Named, max_examples=5)
+
+
+def test_a_prefix_cache_that_is_not_claimed_is_not_used() -> None:
+    check_allocator(Odd, prefix_cache=False, max_examples=20)
+
+
+def test_a_prefix_cache_that_nobody_told_of_is_named() -> None:
+    class Untold(Odd):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "enable_prefix_caching" and sys._getframe(1).f_globals["__name__"] == "kvsim.testing.harness":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    with pytest.raises(LawViolation, match=r"num_cached_idle is .; it should be 0; give prefix_cache=True if it has"):
+        check_allocator(Untold, max_examples=40, shrink=False)
 
 
 def test_a_hit_and_a_refusal_stand_in_the_history() -> None:
