@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,14 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """A name to write to; what is there when the block ends without an error takes the place of `path` at one stroke.
 
     After an error `path` is as it was and nothing is left beside it; an OSError names `path`, whatever it was about.
+    Who may read a file that is replaced may read the new one.
     """
     final = Path(os.path.realpath(path))
     unfinished = final.with_name(f".{os.getpid()}.kvsim-tmp")
     try:
         yield unfinished
+        if final.exists():
+            shutil.copymode(final, unfinished)
         unfinished.replace(final)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error

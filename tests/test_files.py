@@ -34,6 +34,17 @@ def test_after_an_error_a_file_is_as_it_was(tmp_path: Path, before: str | None) 
     assert [item.read_text() for item in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_that_is_replaced_keeps_its_readers(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    path.chmod(mode)
+    with whole_file(path) as unfinished:
+        unfinished.write_text("new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == mode
+
+
 def test_the_longest_names_and_links_are_written_to(tmp_path: Path) -> None:
     longest, link = tmp_path / ("x" * 255), tmp_path / "link"
     link.symlink_to(longest)

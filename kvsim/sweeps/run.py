@@ -306,7 +306,9 @@ def _aside(out: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
     except OSError as error:
-        raise ScenarioError(f"{out}: cannot be written ({error.strerror})") from None
+        raise ScenarioError(
+            f"{out}: cannot be written ({error.strerror}); make room, or choose another folder with --out"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -103,4 +103,6 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
             with unfinished.open("rb+") as file:
                 os.fsync(file.fileno())
     except OSError as error:
-        raise ScenarioError(f"{path}: cannot be written ({error.strerror})") from None
+        raise ScenarioError(
+            f"{path}: cannot be written ({error.strerror}); make room, or choose another folder with --out"
+        ) from None

@@ -43,7 +43,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
         with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as text:
             write(trace, text)
     except OSError as error:
-        raise ScenarioError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ScenarioError(f"{path}: cannot be written: {error.strerror}; choose another place") from error
 
 
 def _write_csv(trace: Trace, text: TextIO) -> None:
