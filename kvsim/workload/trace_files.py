@@ -58,11 +58,11 @@ class BadRow(Exception):
 
 
 class MissingKey(BadRow):
-    """An object of a JSON trace has no such key."""
+    """An object of a JSON trace has no such key, or null there."""
 
     def __init__(self, column: str, row: Mapping[str, object]) -> None:
         super().__init__(column, None, "is missing")
-        self.args = (f"is missing; keys found: {listed(row)}",)
+        self.args = (f"is missing; keys found: {listed(key for key, value in row.items() if value is not None)}",)
 
 
 class UnknownKey(BadRow):

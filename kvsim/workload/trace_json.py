@@ -195,7 +195,7 @@ class _Mooncake:
         prompt = parse_int("input_length", row["input_length"], 1)
         output = parse_int("output_length", row["output_length"], 1)
         ids = self._ids(row)
-        if "hash_ids" not in row:
+        if row.get("hash_ids") is None:
             self.first_unnamed = self.first_unnamed or MissingKey("hash_ids", row)
             self.unnamed.append(number)
         self.num_in_seconds += in_seconds
@@ -208,7 +208,8 @@ class _Mooncake:
         self.offsets.append(len(self.ids))
 
     def _ids(self, row: Mapping[str, Any]) -> list[int | str]:
-        if "hash_ids" not in row:
+        # Tables written as lines have null where a column is empty.
+        if row.get("hash_ids") is None:
             if self.has_ids:
                 raise MissingKey("hash_ids", row)
             return []

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -406,17 +407,30 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: str, problem: str) -> Non
     assert problem in error(tmp_path, text)
 
 
+@pytest.mark.parametrize("is_null", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_hash_ids_of_any_row_ask_for_those_of_all(tmp_path: Path, place: int) -> None:
-    lines = [{"timestamp": i, "input_length": 600, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(3)]
-    del lines[place]["hash_ids"]
+def test_hash_ids_of_any_row_ask_for_those_of_all(tmp_path: Path, place: int, is_null: bool) -> None:
+    lines: list[dict[str, Any]] = [
+        {"timestamp": i, "input_length": 600, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(3)
+    ]
+    if is_null:
+        lines[place]["hash_ids"] = None
+    else:
+        del lines[place]["hash_ids"]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    assert f"row {place + 1}, column 'hash_ids': is missing" in error(tmp_path, text)
+    keys = "'timestamp', 'input_length', 'output_length'"
+    assert f"row {place + 1}, column 'hash_ids': is missing; keys found: {keys};" in error(tmp_path, text)
     trace = load(tmp_path, text, on_bad_row="skip")
     assert (len(trace), trace.num_skipped) == (2, 1)
     assert trace.hash_ids is not None
     assert trace.hash_offsets is not None
     assert (trace.hash_ids.tolist(), trace.hash_offsets.tolist()) == ([0, 1, 0, 2], [0, 2, 4])
+
+
+def test_rows_whose_hash_ids_are_null_throughout_share_nothing(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": None}
+    trace = load(tmp_path, 2 * (json.dumps(row) + "\n"))
+    assert (len(trace), trace.hash_ids) == (2, None)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
