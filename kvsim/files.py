@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,27 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     final = Path(os.path.realpath(path))
     unfinished = final.with_name(f".{os.getpid()}.kvsim-tmp")
     try:
+        # A device or a pipe must not become a file.
+        if final.exists() and not (final.is_file() or final.is_dir()):
+            raise OSError(errno.EEXIST, "it is no regular file")
         yield unfinished
         if final.exists():
-            shutil.copymode(final, unfinished)
+            _keep_readers(final.stat(), unfinished)
         unfinished.replace(final)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _keep_readers(old: os.stat_result, path: Path) -> None:
+    """Give a file the owner, the group and the rights of the one that it replaces, as far as that is allowed."""
+    if hasattr(os, "chown"):
+        # Only root gives files away; whoever belongs to the group may give them to that.
+        for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
+            with suppress(OSError):
+                os.chown(path, uid, gid)
+    path.chmod(stat.S_IMODE(old.st_mode))
 
 
 def save_picture(figure: Any, path: str | Path, **how: Any) -> None:

@@ -115,8 +115,10 @@ def _continuous(config: Any, allocator: Any, keywords: dict[str, Any], scenario:
     for name in ("preemption", "victim", "queue_order", "gate"):
         keywords[name] = _policy(keywords[name], name)
     keywords |= {**_common(scenario), "beam_policy": _beam_policy(scenario)}
-    if isinstance(scenario.allocator, PagedMemory):
-        keywords["reservation"] = None  # Tables grow on demand.
+    from kvsim.memory.paged import PagedAllocator
+
+    if isinstance(allocator, PagedAllocator):
+        keywords["reservation"] = None  # Tables grow on demand, those of a subclass as well.
     elif config.reservation is not None:
         keywords["reservation"] = _reservation(config.reservation, keywords["max_model_len"])
     if isinstance(scenario.allocator, ContiguousMemory):

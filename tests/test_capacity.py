@@ -125,6 +125,8 @@ HYBRID = {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 64, "d
         # 2 + 3 + 3 + 2
         ({"num_hidden_layers": 10, "full_attn_idxs": [1, 2, 4, 7, 8, 9]}, 4, 2, 2, 4),
         ({"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}, 4, 1, 1, 1),
+        # 2 + 2 + 3 + 2, each with one that keeps KV but the first: the longest has the most weights.
+        ({"num_hidden_layers": 9, "layer_types": ["conv", "conv", "full_attention"] * 3}, 4, 1, 4, 6),
     ],
 )
 def test_of_unequal_stages_the_one_that_keeps_most_counts(layers, stages, kept, first, last):

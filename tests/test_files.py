@@ -45,6 +45,54 @@ def test_a_file_that_is_replaced_keeps_its_readers(tmp_path: Path, mode: int) ->
     assert path.stat().st_mode & 0o777 == mode
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_somebody_else_stays_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    os.chown(path, 1234, 2345)
+    path.chmod(0o640)
+    with whole_file(path) as unfinished:
+        unfinished.write_text("new")
+    now = path.stat()
+    assert (path.read_text(), now.st_uid, now.st_gid, now.st_mode & 0o777) == ("new", 1234, 2345, 0o640)
+
+
+@pytest.mark.skipif(not hasattr(os, "chown"), reason="files have no owner here")
+def test_a_file_that_cannot_be_given_back_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    real = Path.stat
+
+    def owned_by_another(self: Path, **how: bool) -> os.stat_result:
+        found = list(real(self, **how))
+        if self == path:
+            found[4], found[5] = 1234, 2345
+        return os.stat_result(found)
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "stat", owned_by_another)
+    monkeypatch.setattr(os, "chown", refuse)
+    with whole_file(path) as unfinished:
+        unfinished.write_text("new")
+    assert path.read_text() == "new"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_or_a_device_does_not_become_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["init", str(pipe), "--force"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {pipe}: cannot be written: it is no regular file; choose another place\n"
+    )
+    assert pipe.is_fifo()
+    assert len(os.listdir(tmp_path)) == 1
+
+
 def test_the_longest_names_and_links_are_written_to(tmp_path: Path) -> None:
     longest, link = tmp_path / ("x" * 255), tmp_path / "link"
     link.symlink_to(longest)

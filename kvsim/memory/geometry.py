@@ -243,7 +243,7 @@ class ModelGeometry:
         return replace(self, num_hidden_layers=num_layers, groups=groups, config=config)
 
     def _fullest_stage(self, num_stages: int, tensor_parallel_size: int) -> ModelGeometry:
-        """Of layers that keep all tokens, none, or those of unequally many heads: the first stage that keeps most."""
+        """Of layers that keep all tokens, none, or those of unequally many heads: the stage that keeps most."""
         config, num_layers = self.config, self.num_hidden_layers
         has_readers = optional(config, "num_kv_shared_layers", least=0) or flag(config, "use_cla", default=False)
         heads = [] if self.latent_dim else heads_per_layer(config, num_layers, self.num_attention_heads)
@@ -254,7 +254,9 @@ class ModelGeometry:
             )
         kept = kept_layers(config, num_layers, heads)
         sizes = {layer: self.kv_heads_per_rank(tensor_parallel_size, num) for layer, (_, num) in kept.items()}
-        layers = max(stages_of(num_layers, num_stages), key=lambda stage: sum(sizes.get(layer, 0) for layer in stage))
+        # Of stages that keep as much, the one with more layers has more weights, and less room for it.
+        stages = stages_of(num_layers, num_stages)
+        layers = max(stages, key=lambda stage: (sum(sizes.get(layer, 0) for layer in stage), len(stage)))
         of_stage = {layer: kept[layer] for layer in layers if layer in kept}
         sorts = [*of_stage.values()]
         group_of = {(group.kind, group.num_kv_heads): group for group in self.groups}

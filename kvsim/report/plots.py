@@ -527,7 +527,16 @@ def _tilt_if_many(axes: Axes, num_names: int) -> float:
 
 
 def _mean_and_interval(rows: pd.DataFrame, x: str, metric: str) -> tuple[pd.Series[float], FloatArray]:
-    """Mean per value of `x`, and half the 95 % interval of that mean (Student's t; 0 where there is one value)."""
+    """Mean per value of `x`, and half the 95 % interval of that mean (Student's t; 0 where there is one value).
+
+    The interval is that over seeds: what other keys change, over which the mean is taken too, is no chance.
+    """
+    if "seed" in rows and x != "seed":
+        rows = (
+            rows.astype({metric: float})
+            .groupby([x, "seed"], as_index=False, observed=True, dropna=False)[[metric]]
+            .mean()
+        )
     values = rows[metric].astype(float).groupby(rows[x], sort=True, observed=True)
     mean, count = values.mean(), values.count()
     factor = np.array([interval_factor(max(int(num), 2)) for num in count])

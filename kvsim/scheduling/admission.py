@@ -11,7 +11,7 @@ from kvsim.scheduling.builder import UNLIMITED, PlanBuilder
 from kvsim.scheduling.emission import TokenEmission
 from kvsim.scheduling.engine_state import Refusal
 from kvsim.scheduling.plan import Admission, PrefillChunk
-from kvsim.types import AllocStatus
+from kvsim.types import AllocStatus, ScenarioError
 
 _OK = AllocStatus.OK
 
@@ -123,7 +123,14 @@ class RequestAdmission(TokenEmission):
         reserved = self._num_reserved(seq, num_tokens) if self.reservation else 0
         allocator.allocate(seq.seq_id, num_tokens, keys=keys, prefix=prefix, reserve_tokens=reserved)
         seq.num_computed_tokens = prefix.num_tokens
-        num_entries = allocator.num_slots(seq.seq_id) // allocator.block_size
+        num_slots = allocator.num_slots(seq.seq_id)
+        if reserved and num_slots < num_tokens + reserved:
+            raise ScenarioError(
+                f"scheduler.reservation: {type(allocator).__name__} gave {num_slots} of {num_tokens + reserved} slots: "
+                f"it does not set reserve_tokens aside, and without that a reservation cannot be kept; write "
+                f"reservation: null, or let allocate() take num_tokens + reserve_tokens"
+            )
+        num_entries = num_slots // allocator.block_size
         self.num_table_entries += num_entries
         step.num_new_entries += num_entries
         step.num_new_rows += 1

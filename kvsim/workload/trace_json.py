@@ -200,7 +200,7 @@ class _Mooncake:
             self.unnamed.append(number)
         self.num_in_seconds += in_seconds
         if not self.session_key:
-            self.session_key = next((key for key in _SESSION_KEYS if key in row), "")
+            self.session_key = next((key for key in _SESSION_KEYS if row.get(key) is not None), "")
         self.times.append(time)
         self.prompts.append(prompt)
         self.outputs.append(output)

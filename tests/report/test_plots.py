@@ -206,6 +206,16 @@ def test_a_picture_says_over_which_keys_it_takes_the_mean():
     assert "mean over" not in titles[3]
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_band_is_over_seeds_and_no_other_key(seeds):
+    """Rates differ by 100, seeds by 2: of one seed there is no interval, of two it is that of the means 60 and 62."""
+    rows = [(size, rate, seed, rate + 2.0 * seed) for size in (8, 16) for rate in (10, 110) for seed in range(seeds)]
+    sweep = pd.DataFrame(rows, columns=["block_size", "rate", "seed", "y"])
+    band = plots.sweep_curves(sweep, "block_size", "y").axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    half = 0.0 if seeds == 1 else 12.706
+    assert (band.min(), band.max()) == pytest.approx((59 + seeds - half, 59 + seeds + half), abs=0.01)
+
+
 def test_words_as_a_parameter(tmp_path):
     sweep = pd.DataFrame({"engine": ["paged", "orca-max"], "output_throughput": [10.0, 5.0]})
     assert "orca-max" in texts(plots.sweep_curves(sweep, "engine", "output_throughput"))

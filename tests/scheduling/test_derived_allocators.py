@@ -18,7 +18,7 @@ from kvsim.scheduling.paged import PagedScheduler
 from kvsim.scheduling.vllm_v1 import VllmV1Scheduler
 from kvsim.scheduling.vllm_v1_async import VllmV1AsyncScheduler
 from kvsim.sim.run import simulate
-from kvsim.types import AllocStatus, OutOfBlocks
+from kvsim.types import AllocStatus, OutOfBlocks, ScenarioError
 from kvsim.workload.source import ListSource
 
 
@@ -237,3 +237,43 @@ def test_a_journal_changes_no_decision() -> None:
     plain, observed = run(scenario), run(scenario, options=Options(plots=False, debug=True))
     assert plain.summary["num_swapped_out_blocks"] > 0
     assert observed.summary == plain.summary
+
+
+class Wrapped:
+    """Blocks on demand, by no class that the engines know."""
+
+    enable_prefix_caching = False
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._blocks = PagedAllocator(num_blocks, block_size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in dir(KVAllocator):
+            raise AttributeError(name)
+        return getattr(self._blocks, name)
+
+
+def under_orca(kind: str, **values: Any) -> Any:
+    scenario = {
+        "engine": "orca-max",
+        "memory": {"kv_cache_memory_bytes": "1GiB"},
+        "allocator": {"type": f"{__name__}:{kind}", "block_size": 16},
+        "scheduler": {"max_model_len": 1024} | values,
+        "workload": {"requests": [{"prompt_tokens": 200, "output_tokens": 100}] * 8},
+    }
+    return run(scenario, options=Options(check=True))
+
+
+@pytest.mark.parametrize("kind", ["Capped", "Moody", "Rewritten"])
+def test_blocks_that_come_on_demand_are_not_reserved(kind: str) -> None:
+    """Of a class derived from the built-in one the engines ask what they ask of that."""
+    reserving, growing = under_orca(kind), under_orca(kind, reservation=None)
+    assert reserving.summary["completed"] == 8
+    assert reserving.requests.equals(growing.requests)
+
+
+def test_an_allocator_that_sets_nothing_aside_cannot_keep_a_reservation() -> None:
+    with pytest.raises(ScenarioError, match=r"scheduler.reservation: Wrapped gave \d+ of 1024 slots: it does not set"):
+        under_orca("Wrapped")
+    assert under_orca("Wrapped", reservation=None).summary["completed"] == 8

@@ -323,6 +323,8 @@ def test_sessions_of_lines_of_json_are_not_read_and_named(tmp_path: Path, key: s
     text = "\n".join(json.dumps(row) for row in (line, line | {key: "a", "turn": 1}, line | {key: "a", "turn": 2}))
     (note,) = load(tmp_path, text).notes
     assert f"key {key!r} is not read in the mooncake format: every request comes at its own time" in note
+    # Tables written as lines have null where a column is empty.
+    assert load(tmp_path, json.dumps(line | {key: None})).notes == ()
 
 
 @pytest.mark.parametrize("whole", [{"timestamp": 0}, {"requests": [{"timestamp": 0}]}])
