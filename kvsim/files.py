@@ -1,4 +1,4 @@
-"""Files as everybody here writes them, whole or not at all; cells of CSV, and YAML in which a key stands once."""
+"""Files as everybody here writes them: whole or not at all, and texts in CSV that any reader takes apart again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kvsim.types import ScenarioError
 
 _MARKS = ',"\n\r'
 """A cell with one of these stands in quotes. (The csv module of Python 3.11 quotes only the line ends it writes.)"""
-_MERGE = "tag:yaml.org,2002:merge"
 
 
 def csv_cell(text: str) -> str:
@@ -62,48 +61,3 @@ def save_picture(figure: Any, path: str | Path, **how: Any) -> None:
         raise ScenarioError(f"{path}: no picture can be written as {ending!r}; name the file .png, .pdf or .svg")
     with whole_file(path) as unfinished:
         figure.savefig(unfinished, format=ending, **how)
-
-
-def yaml_data(text: str, source: str) -> Any:
-    """The data of a YAML text that is no scenario; `source` names it. Raises yaml.YAMLError where it is no YAML.
-
-    A key that is given twice is a ScenarioError that names both lines: YAML's reader would take the last one.
-    """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _refuse_doubles(node, source)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _refuse_doubles(root: Any, source: str) -> None:
-    """Raise ScenarioError for the first key that its mapping has already; `<<` may stand in it several times."""
-    left: list[tuple[Any, str]] = [(root, "")]
-    seen: set[int] = set()
-    while left:
-        node, place = left.pop()
-        # An alias is the same node again, perhaps inside itself.
-        if id(node) in seen or not isinstance(node.value, list):
-            continue
-        seen.add(id(node))
-        if node.id == "sequence":
-            left += reversed([(item, f"{place.removesuffix('.')}[{index}].") for index, item in enumerate(node.value)])
-            continue
-        lines: dict[tuple[str, str], int] = {}
-        for key, _ in node.value:
-            if isinstance(key.value, list) or key.tag == _MERGE:
-                continue
-            line, column = key.start_mark.line + 1, key.start_mark.column + 1
-            if (key.tag, key.value) in lines:
-                first = lines[key.tag, key.value]
-                raise ScenarioError(
-                    f"{source}:{line}:{column}: {place}{key.value}: given twice (first on line {first}); keep one"
-                )
-            lines[key.tag, key.value] = line
-        left += reversed([(value, f"{place}{key.value}.") for key, value in node.value])

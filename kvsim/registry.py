@@ -63,6 +63,10 @@ def build(scenario: Scenario, *, detail: bool = False, journal: Any = None) -> E
     return Engine(scheduler, make_cost(scenario, pool), make_source(scenario), pool.bytes_per_token, pool.notes())
 
 
+_WITHOUT_ORIGINAL = (ContinuousScheduler, NoEvictScheduler, StaticScheduler)
+"""Engines that imitate none, and so have none's faults."""
+
+
 def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAllocator:
     """The scenario's allocator over its memory. Raises ScenarioError."""
     config = scenario.allocator
@@ -80,7 +84,6 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
             free_list=config.free_list,
             sliding_window=config.sliding_window,
             null_block=config.null_block,
-            # The paper's engine miscounts references; engines that have no original count right.
             upstream_faults=scenario.upstream_faults and not isinstance(scenario.scheduler, _WITHOUT_ORIGINAL),
             journal=journal,
         )
@@ -96,9 +99,6 @@ def make_allocator(scenario: Scenario, pool: Pool, journal: Any = None) -> KVAll
     return cast("KVAllocator", checked_allocator(_make_custom("allocator", config, (), given), config.type))
 
 
-_WITHOUT_ORIGINAL = (ContinuousScheduler, NoEvictScheduler, StaticScheduler)
-
-
 def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, detail: bool = False) -> Scheduler:
     """The scenario's scheduler over an allocator. Raises ScenarioError."""
     config = scenario.scheduler
@@ -112,11 +112,11 @@ def make_scheduler(scenario: Scenario, allocator: KVAllocator, pool: Pool, *, de
 
 
 def _continuous(config: Any, allocator: Any, keywords: dict[str, Any], scenario: Scenario) -> Scheduler:
+    from kvsim.memory.paged import PagedAllocator
+
     for name in ("preemption", "victim", "queue_order", "gate"):
         keywords[name] = _policy(keywords[name], name)
     keywords |= {**_common(scenario), "beam_policy": _beam_policy(scenario)}
-    from kvsim.memory.paged import PagedAllocator
-
     if isinstance(allocator, PagedAllocator):
         keywords["reservation"] = None  # Tables grow on demand, those of a subclass as well.
     elif config.reservation is not None:

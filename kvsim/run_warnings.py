@@ -11,9 +11,9 @@ from kvsim.metrics.sums import Integrals
 from kvsim.scenario.fields import Custom, is_import_path
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import VllmV1Scheduler
-from kvsim.scenario.yaml_loader import dotted
 from kvsim.scheduling.plan import LIMITS
 from kvsim.types import shown
+from kvsim.yaml_loader import dotted
 
 if TYPE_CHECKING:
     from kvsim.registry import Engine

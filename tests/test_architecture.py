@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    {"types", "tokens", "request", "files"},
+    {"types", "tokens", "request", "files", "yaml_loader"},
     {"memory"},
     {"scheduling"},
     {"workload", "cost", "attention", "catalog", "capacity"},

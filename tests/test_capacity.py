@@ -133,7 +133,8 @@ def test_of_unequal_stages_the_one_that_keeps_most_counts(layers, stages, kept, 
     whole = {**HYBRID, **layers, "mamba_d_state": 16}
     report = capacity(whole, kv_cache_memory_bytes=GIB, pipeline_parallel_size=stages, max_model_len=1024)
     assert report.bytes_per_token == kept * 2 * 2 * 64 * 2
-    assert f"this is the one of layers {first} to {last} (from 0), which keeps the most" in report.notes[0]
+    of = f"layers {first} to {last}" if first < last else f"layer {first}"
+    assert f"this is the one of {of} (from 0), which keeps the most" in report.notes[0]
     num_layers = last - first + 1
     assert any(note.startswith(f"{kept} of {num_layers} layers keep KV") for note in report.notes) == (
         kept < num_layers

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kvsim.catalog import load_model
 from kvsim.cli import main
-from kvsim.files import whole_file, yaml_data
+from kvsim.files import whole_file
 from kvsim.runs import run
 from kvsim.types import ScenarioError
 
@@ -126,27 +124,6 @@ def test_a_template_replaces_nothing_before_it_is_whole(tmp_path: Path, monkeypa
     monkeypatch.undo()
     assert path.read_text() == "mine"
     assert os.listdir(tmp_path) == ["s.yaml"]
-
-
-def test_yaml_is_read_as_its_own_reader_does_but_for_doubles() -> None:
-    text = "a: &a {x: 1, y: [1, {x: 2}]}\nb: {<<: *a, x: 3}\nc: {1: one, '1': text}\nd: [*a, *a]\n"
-    assert yaml_data(text, "f") == yaml.safe_load(text)
-    assert yaml_data("# nothing\n", "f") is None
-    assert yaml_data("7", "f") == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("a: 1\nb: 2\na: 3\n", "3:1: a: given twice (first on line 1)"),
-        ("a:\n  - {x: 1, y: {z: 1,\n     z: 2}}\n", "3:6: a[0].y.z: given twice (first on line 2)"),
-        ("a: &a {b: 1, b: 2}\nc: *a\n", "1:14: a.b: given twice (first on line 1)"),
-        ("a: &a [*a]\nb: 1\nb: 1\n", "3:1: b: given twice (first on line 2)"),
-    ],
-)
-def test_a_key_given_twice_is_named_with_both_lines(text: str, place: str) -> None:
-    with pytest.raises(ScenarioError, match=re.escape(f"f:{place}; keep one")):
-        yaml_data(text, "f")
 
 
 def test_a_model_file_has_each_key_once(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ def notes_of(
             f"(cross-attention), however short its own text is"
         )
     if geometry.stage_layers is not None:
+        first, last = geometry.stage_layers[0], geometry.stage_layers[-1]
+        layers = f"layers {first} to {last}" if first < last else f"layer {first}"
         notes.append(
-            f"pipeline stages keep unequally much KV: this is the one of layers {geometry.stage_layers[0]} to "
-            f"{geometry.stage_layers[-1]} (from 0), which keeps the most; it has the fewest blocks, and no other stage "
-            f"can use more"
+            f"pipeline stages keep unequally much KV: this is the one of {layers} (from 0), which keeps the most; it "
+            f"has the fewest blocks, and no other stage can use more"
         )
     num_layers, config = geometry.num_hidden_layers, geometry.config
     if geometry.num_kv_layers < num_layers:

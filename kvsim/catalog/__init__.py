@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import yaml
 
-from kvsim.files import yaml_data
 from kvsim.memory.geometry import ModelGeometry
 from kvsim.types import ScenarioError
+from kvsim.yaml_loader import load_yaml
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -153,17 +153,21 @@ def _config_path(path: Path) -> Path | None:
 
 
 def _from_file(path: Path) -> ModelGeometry:
-    try:
-        text = path.read_text("utf-8-sig")  # Editors on Windows put a byte-order mark at the beginning.
-        config = json.loads(text) if path.suffix == ".json" else yaml_data(text, str(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ScenarioError(f"{path}: cannot be read as a model configuration: {error}") from None
+    config = _read_json(path) if path.suffix == ".json" else load_yaml(path, "model configuration").data
     if not isinstance(config, dict):
         raise ScenarioError(f"{path}: a model configuration is a mapping, this is {type(config).__name__}")
     try:
         return ModelGeometry.from_config(config.get("config", config), name=_name_of(path))
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        # Editors on Windows put a byte-order mark at the beginning.
+        return json.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: cannot be read as a model configuration: {error}") from None
 
 
 def _name_of(path: Path) -> str:

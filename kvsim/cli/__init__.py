@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -54,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _make_streams_safe()
     _handle_signals()
     try:
-        with _json_alone() if "--json" in args else nullcontext():
-            code = _dispatch(args)
+        code = _dispatch(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -67,12 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("out of memory: make the scenario smaller, or record less (--record summary)", EXIT_BAD_INPUT)
     except Exception as error:
         return _explain(error)
-
-
-def _json_alone() -> AbstractContextManager[None]:
-    from kvsim.cli.console import json_alone
-
-    return json_alone()
 
 
 def _dispatch(args: list[str]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Annotated, TypeAlias
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from kvsim.cli import console
 from kvsim.metrics.outdir import default_dir, results_in
@@ -32,7 +32,17 @@ Out: TypeAlias = Annotated[
 Force: TypeAlias = Annotated[
     bool, Option("--force", help="Replace the results of another command, if the folder holds such.")
 ]
-Json: TypeAlias = Annotated[bool, Option("--json", help="Print the figures as JSON and nothing else.")]
+
+
+def _json_alone(context: Context, is_wanted: bool) -> bool:
+    if is_wanted:
+        context.with_resource(console.json_alone())
+    return is_wanted
+
+
+Json: TypeAlias = Annotated[
+    bool, Option("--json", help="Print the figures as JSON and nothing else.", callback=_json_alone)
+]
 NoPlots: TypeAlias = Annotated[bool, Option("--no-plots", help="Draw no pictures.")]
 Record: TypeAlias = Annotated[
     str | None, Option("--record", help="Tables to write: steps,requests or summary.", show_default=False)

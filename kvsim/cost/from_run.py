@@ -89,13 +89,13 @@ class Overhead:
 
     def doubts(self) -> list[str]:
         """A line where most of what cannot be idle time is left unexplained, and what else speaks against the fit."""
-        if 2 * self.num_decode_gaps >= self.num_all_decode_gaps:
-            return [*self.other_doubts]
-        return [
-            *self.other_doubts,
-            f"{self.source}: only {self.num_decode_gaps} of {self.num_all_decode_gaps} gaps without prompts last as "
-            f"long as the simulated steps: check that model, profile and engine arguments are those of the run",
-        ]
+        doubts = [*self.other_doubts]
+        if 2 * self.num_decode_gaps < self.num_all_decode_gaps:
+            doubts.append(
+                f"{self.source}: only {self.num_decode_gaps} of {self.num_all_decode_gaps} gaps without prompts last "
+                f"as long as the simulated steps: check that model, profile and engine arguments are those of the run"
+            )
+        return doubts
 
     def used_text(self) -> str:
         """How many of the gaps were used."""

@@ -13,8 +13,9 @@ import yaml
 
 from kvsim.cost.fit import OpFit
 from kvsim.cost.forms import FORMS
-from kvsim.files import whole_file, yaml_data
+from kvsim.files import whole_file
 from kvsim.types import ScenarioError
+from kvsim.yaml_loader import load_yaml
 
 if TYPE_CHECKING:
     from kvsim.catalog import GpuSpec
@@ -151,12 +152,7 @@ def _plain(name: str) -> str:
 def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile by name or file; raises ScenarioError naming the file and what is wrong in it."""
     path = profile_path(name_or_path)
-    try:
-        data = yaml_data(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ScenarioError(f"{path}: not readable as YAML: {error}") from None
+    data = load_yaml(path, "cost profile").data
     try:
         return _from_dict(data)
     except _BadEntry as error:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from kvsim.scenario.fields import is_import_path
 from kvsim.scenario.layout import homes, keys_at, models_at, types_of
 from kvsim.scenario.words import did_you_mean, likeness
-from kvsim.scenario.yaml_loader import ABSENT, Key, dotted, look_up
 from kvsim.types import shown
+from kvsim.yaml_loader import ABSENT, Key, dotted, look_up
 
 MAX_PROBLEMS = 10
 MAX_KEY = 200

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kvsim.scenario.yaml_loader import MAX_DEPTH, Key, dotted, parse_value
 from kvsim.types import ScenarioError, shown
+from kvsim.yaml_loader import MAX_DEPTH, Key, dotted, parse_value
 
 MAX_SHOWN = 120
 """Characters of an option that messages repeat."""

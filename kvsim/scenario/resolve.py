@@ -22,8 +22,8 @@ from kvsim.scenario.overrides import Override, apply_overrides, override_of, par
 from kvsim.scenario.presets import PRESETS
 from kvsim.scenario.schema import ENGINES, Scenario
 from kvsim.scenario.words import did_you_mean
-from kvsim.scenario.yaml_loader import ABSENT, Document, Key, load_yaml, look_up, parse_scalar, parse_yaml
 from kvsim.types import ScenarioError, shown
+from kvsim.yaml_loader import ABSENT, Document, Key, load_yaml, look_up, parse_scalar, parse_yaml
 
 HEADER = "# kvsim scenario, resolved: every value, and where it came from. Running this file gives the same results."
 _ORIGIN = re.compile(r"  # (default|file|command line|engine [a-z0-9-]+)$")

@@ -33,8 +33,8 @@ from kvsim.scenario.workload_schema import (
     UniformLengths,
     Workload,
 )
-from kvsim.scenario.yaml_loader import Key, dotted
 from kvsim.types import ScenarioError, shown
+from kvsim.yaml_loader import Key, dotted
 
 if TYPE_CHECKING:
     from kvsim.scenario.resolve import ResolvedScenario

@@ -19,8 +19,8 @@ from kvsim.scenario.messages import join
 from kvsim.scenario.overrides import plain
 from kvsim.scenario.resolve import ResolvedScenario
 from kvsim.scenario.schema import Sweep
-from kvsim.scenario.yaml_loader import parse_scalar, parse_value
 from kvsim.types import ScenarioError
+from kvsim.yaml_loader import parse_scalar, parse_value
 
 MAX_POINTS = 100_000
 MAX_END = 1e18

@@ -44,7 +44,7 @@ def work(task: Task) -> Done:
     from kvsim.metrics.export import flatten
     from kvsim.runs import QUIET, run_resolved
     from kvsim.scenario.resolve import resolve
-    from kvsim.scenario.yaml_loader import parse_yaml
+    from kvsim.yaml_loader import parse_yaml
 
     places: dict[str, str] = {}
     try:

@@ -373,3 +373,8 @@ def test_json_is_alone_on_stdout_whatever_own_code_prints(here: Path, command: t
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     assert {"imported", "asked"} <= set(done.stderr.splitlines())
+
+
+def test_help_is_read_beside_json_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--json", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: kvsim run")

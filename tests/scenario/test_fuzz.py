@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kvsim.scenario.layout import blocks, keys_at
 from kvsim.scenario.overrides import Override
 from kvsim.scenario.resolve import ResolvedScenario, resolve, scenario_from_text
-from kvsim.scenario.yaml_loader import parse_value, parse_yaml
 from kvsim.types import ScenarioError
+from kvsim.yaml_loader import parse_value, parse_yaml
 
 PATHS = sorted((*path, key) for path in blocks() for key in keys_at(path))
 WORDS = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.scenario.yaml_loader import Mark, dotted, look_up, parse_value, parse_yaml
 from kvsim.types import ScenarioError
+from kvsim.yaml_loader import Mark, dotted, look_up, parse_value, parse_yaml
 
 
 def test_every_key_knows_its_place() -> None:
@@ -76,3 +78,17 @@ yaml_like = st.text(alphabet="ab:-[]{}&*!|>'\"#,? \n\t0.<", max_size=60)
 def test_any_text_is_data_or_one_message(text: str) -> None:
     message = refusal_of(text)
     assert message is None or message.startswith("f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "3:1: a: given twice (first on line 1)"),
+        ("a:\n  - {x: 1, y: {z: 1,\n     z: 2}}\n", "3:6: a[0].y.z: given twice (first on line 2)"),
+        ("a: &a {b: 1, b: 2}\nc: *a\n", "1:14: a.b: given twice (first on line 1)"),
+        ("a: &a {x: 1}\nb: {<<: *a, x: 2}\nb: 3\n", "3:1: b: given twice (first on line 2)"),
+    ],
+)
+def test_a_key_given_twice_is_named_with_both_lines(text: str, place: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(f"f:{place}; keep one")):
+        parse_yaml(text, "f")
