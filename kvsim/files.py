@@ -46,11 +46,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 def _keep_readers(old: os.stat_result, path: Path) -> None:
     """Give a file the owner, the group and the rights of the one that it replaces, as far as that is allowed."""
-    if hasattr(os, "chown"):
-        # Only root gives files away; whoever belongs to the group may give them to that.
-        for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
-            with suppress(OSError):
-                os.chown(path, uid, gid)
+    # Only root gives files away; whoever belongs to the group may give them to that.
+    for uid, gid in ((-1, old.st_gid), (old.st_uid, -1)):
+        with suppress(OSError):
+            os.chown(path, uid, gid)
     path.chmod(stat.S_IMODE(old.st_mode))
 
 
